@@ -1,0 +1,211 @@
+"""XLA devices, through torch_xla: TPUs, and the CPU by PJRT.
+
+Whole lists of tensors cross in one call each way, moves between two XLA devices go through the host, and the runtime
+is started before the first backward pass wherever that is still possible.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import torch
+from packaging.version import Version
+from torch import Tensor
+
+from devconv import Backend, BackendLoadError, Capabilities, UnavailableDeviceError
+
+__all__ = ["XlaBackend", "enable_backward"]
+
+_CURE = 'Install the pair that belongs together: pip install "torch==2.9.*" "torch_xla==2.9.0".'
+
+
+class XlaBackend(Backend):
+    """Backend for ``xla``. Its tensors are contiguous, and their storages cannot be read from Python."""
+
+    device_type = "xla"
+    _torch_xla: Any
+    _xlac: Any
+
+    def load(self) -> None:
+        _check_pair()
+        _choose_runtime()
+        import torch_xla
+
+        self._torch_xla, self._xlac = torch_xla, torch_xla._XLAC
+        self.capabilities = Capabilities(
+            unsupported_dtypes=frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}),
+            strides=False,
+            own_rng=True,
+            host_memory=os.environ.get("PJRT_DEVICE") == "CPU",
+        )
+
+    def prepare(self) -> None:
+        # autograd makes one thread per device, once, at the first backward of the process, and knows of XLA's devices
+        # only if the runtime was started before that: so start it as early as possible.
+        torch.empty(1, device=self._torch_xla.device())
+        enable_backward()
+
+    def device_count(self) -> int:
+        return int(self._torch_xla.runtime.addressable_device_count())
+
+    def current_index(self) -> int | None:
+        return int(self._torch_xla.device().index)
+
+    def send(
+        self,
+        tensors: Sequence[Tensor],
+        device: torch.device,
+        *,
+        dtypes: Sequence[torch.dtype] | None = None,
+        non_blocking: bool = False,
+    ) -> list[Tensor]:
+        with torch.no_grad():
+            cast = _cast(tensors, dtypes)
+        sent: list[Tensor] = self._xlac._xla_tensors_from_aten(cast, [str(device)] * len(cast), None)
+        return sent
+
+    def fetch(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        dtypes: Sequence[torch.dtype] | None = None,
+        non_blocking: bool = False,
+    ) -> list[Tensor]:
+        by_device: dict[torch.device, list[int]] = defaultdict(list)
+        for position, tensor in enumerate(tensors):
+            by_device[tensor.device].append(position)
+        fetched: list[Tensor] = [*tensors]
+        with torch.no_grad():
+            for positions in by_device.values():
+                # The call takes tensors of one device only.
+                host = self._xlac._xla_get_cpu_tensors([tensors[position] for position in positions])
+                for position, tensor in zip(positions, host, strict=True):
+                    fetched[position] = tensor
+            return _cast(fetched, dtypes)
+
+    def copy(
+        self,
+        tensors: Sequence[Tensor],
+        device: torch.device,
+        *,
+        dtypes: Sequence[torch.dtype] | None = None,
+        non_blocking: bool = False,
+    ) -> list[Tensor]:
+        copies: list[Tensor] = [*tensors]
+        elsewhere = [position for position, tensor in enumerate(tensors) if tensor.device != device]
+        with torch.no_grad():
+            for position, tensor in enumerate(tensors):
+                if tensor.device == device:
+                    copies[position] = tensor.detach().to(tensor.dtype if dtypes is None else dtypes[position], copy=True)
+            if elsewhere:
+                host = self.fetch([tensors[position] for position in elsewhere])
+                wanted = None if dtypes is None else [dtypes[position] for position in elsewhere]
+                for position, tensor in zip(elsewhere, self.send(host, device, dtypes=wanted), strict=True):
+                    copies[position] = tensor
+        return copies
+
+    def synchronize(self, device: torch.device | None = None) -> None:
+        targets = [str(device)] if device is not None else [f"xla:{index}" for index in range(self.device_count())]
+        for target in targets:
+            self._xlac._xla_step_marker(target, [], True)
+        # With an argument the call waits for nothing on some releases; without one it waits for every device.
+        self._xlac._xla_wait_device_ops([])
+
+    def manual_seed(self, seed: int) -> None:
+        for index in range(self.device_count()):
+            self._xlac._xla_set_rng_seed(seed, f"xla:{index}")
+
+
+def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype] | None) -> list[Tensor]:
+    if dtypes is None:
+        return [*tensors]
+    return [
+        tensor if tensor.dtype is dtype else tensor.to(dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)
+    ]
+
+
+def _check_pair() -> None:
+    """torch_xla's metadata pins no torch, and with another one it fails to import with undefined symbols."""
+    try:
+        xla_version = metadata.version("torch_xla")
+    except metadata.PackageNotFoundError:
+        raise UnavailableDeviceError("xla", f"torch_xla is not installed (torch is {torch.__version__})", _CURE) from None
+    wanted, have = Version(xla_version).release[:2], Version(torch.__version__).release[:2]
+    if wanted != have:
+        raise BackendLoadError(
+            "xla",
+            f"torch_xla {xla_version}",
+            f"torch_xla {xla_version} was built for torch {'.'.join(map(str, wanted))}, this is torch {torch.__version__}",
+            _CURE,
+        )
+
+
+def _choose_runtime() -> None:
+    """Without PJRT_DEVICE and without an accelerator torch_xla warns and takes the CPU; say so for it."""
+    if "PJRT_DEVICE" in os.environ:
+        return
+    from torch_xla._internal import tpu
+
+    if tpu.num_available_chips() == 0 and not _has_neuron():
+        os.environ["PJRT_DEVICE"] = "CPU"
+
+
+def _has_neuron() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("libneuronxla") is not None
+
+
+_warned = threading.Lock()
+_thread = threading.local()
+
+
+def enable_backward() -> None:
+    """Make ``backward()`` through XLA tensors work in the calling thread.
+
+    A backward pass on the CPU before the XLA runtime existed leaves autograd without threads for XLA's devices, and
+    every later XLA backward fails with an internal assertion. If that has happened, backward passes of this thread run
+    without autograd's threads from now on, which gives the same results. Moving a model to XLA does this for the
+    thread that moves it; call it in any other thread that trains.
+
+    Raises:
+        UnavailableDeviceError: backward fails all the same.
+    """
+    if getattr(_thread, "backward_works", False):
+        return
+    _thread.backward_works = True
+    if _backward_works():
+        return
+    torch.autograd.set_multithreading_enabled(False)
+    if not _backward_works():
+        torch.autograd.set_multithreading_enabled(True)
+        _thread.backward_works = False
+        raise UnavailableDeviceError(
+            "xla",
+            "a backward pass ran in this process before the XLA runtime was started, and XLA backward passes fail now",
+            'Call devconv.prepare("xla") at the start of the program, before the first backward().',
+        )
+    if _warned.acquire(blocking=False):
+        warnings.warn(
+            "a backward pass ran before the XLA runtime was started; XLA backward passes run without autograd's "
+            'device threads in this thread from now on. Call devconv.prepare("xla") at the start of the program to '
+            "avoid it, and devconv_xla.enable_backward() in other threads that train.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _backward_works() -> bool:
+    with torch.enable_grad():
+        probe = torch.ones((), device="xla", requires_grad=True)
+        try:
+            (probe * 2).backward()
+        except RuntimeError:
+            return False
+    return probe.grad is not None

@@ -1,0 +1,100 @@
+"""devconv: a model, and everything that hangs on it, arrives on another device or dtype whole, or does not leave.
+
+Importing this package imports no backend, installs no hook and starts no runtime; the names below load their modules
+on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import __future__ as __future__
+    from .backend import Backend as Backend
+    from .backend import Capabilities as Capabilities
+    from .conversion import convert as convert
+    from .conversion import last_report as last_report
+    from .conversion import move as move
+    from .conversion import plan as plan
+    from .conversion import prepare as prepare
+    from .errors import BackendLoadError as BackendLoadError
+    from .errors import BackendProtocolError as BackendProtocolError
+    from .errors import ConversionError as ConversionError
+    from .errors import ConversionRefused as ConversionRefused
+    from .errors import DevconvError as DevconvError
+    from .errors import DuplicateBackendError as DuplicateBackendError
+    from .errors import InvalidDeviceError as InvalidDeviceError
+    from .errors import NotAModuleError as NotAModuleError
+    from .errors import OptimizerMismatchError as OptimizerMismatchError
+    from .errors import Refusal as Refusal
+    from .errors import UnavailableDeviceError as UnavailableDeviceError
+    from .errors import UnknownDeviceError as UnknownDeviceError
+    from .following import follow as follow
+    from .hook import get_registry_conversion as get_registry_conversion
+    from .hook import registry_conversion as registry_conversion
+    from .planning import Plan as Plan
+    from .policy import Route as Route
+    from .registry import backend_for as backend_for
+    from .registry import known as known
+    from .registry import register as register
+    from .registry import registrations as registrations
+    from .registry import resolve as resolve
+    from .registry import unregister as unregister
+    from .report import Item as Item
+    from .report import Report as Report
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Backend": "backend",
+    "BackendLoadError": "errors",
+    "BackendProtocolError": "errors",
+    "Capabilities": "backend",
+    "ConversionError": "errors",
+    "ConversionRefused": "errors",
+    "DevconvError": "errors",
+    "DuplicateBackendError": "errors",
+    "InvalidDeviceError": "errors",
+    "Item": "report",
+    "NotAModuleError": "errors",
+    "OptimizerMismatchError": "errors",
+    "Plan": "planning",
+    "Refusal": "errors",
+    "Report": "report",
+    "Route": "policy",
+    "UnavailableDeviceError": "errors",
+    "UnknownDeviceError": "errors",
+    "backend_for": "registry",
+    "convert": "conversion",
+    "follow": "following",
+    "get_registry_conversion": "hook",
+    "known": "registry",
+    "last_report": "conversion",
+    "move": "conversion",
+    "plan": "conversion",
+    "prepare": "conversion",
+    "register": "registry",
+    "registrations": "registry",
+    "registry_conversion": "hook",
+    "resolve": "registry",
+    "unregister": "registry",
+}
+"""Public name -> the module that defines it. A module's name is never a public name too: importing the module would
+put it where the function was."""
+
+_SUBPACKAGES = frozenset({"__future__"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBPACKAGES:
+        return import_module(f"{__name__}.{name}")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_SUBPACKAGES})

@@ -1,0 +1,151 @@
+"""Every exception of devconv.
+
+Each error keeps its facts as attributes, for programs, and says in its message what happened, where (the tensor's
+full name, the device) and the cure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "BackendLoadError",
+    "BackendProtocolError",
+    "ConversionError",
+    "ConversionRefused",
+    "DevconvError",
+    "DuplicateBackendError",
+    "InvalidDeviceError",
+    "NotAModuleError",
+    "OptimizerMismatchError",
+    "Refusal",
+    "UnavailableDeviceError",
+    "UnknownDeviceError",
+]
+
+
+class DevconvError(Exception):
+    """Base class of every error that devconv raises itself."""
+
+
+class UnknownDeviceError(DevconvError, LookupError):
+    """No backend serves a device type, and torch does not know the type either."""
+
+    def __init__(self, device_type: str, known: Sequence[str]) -> None:
+        self.device_type, self.known = device_type, tuple(known)
+        super().__init__(
+            f"no backend serves device type {device_type!r} (known: {', '.join(known)}). Install the vendor's "
+            f"package, or call devconv.register(...) before the first conversion."
+        )
+
+
+class InvalidDeviceError(DevconvError, ValueError):
+    """A value that names no device, or a device index that does not exist."""
+
+    def __init__(self, device: object, why: str, cure: str) -> None:
+        self.device, self.why, self.cure = device, why, cure
+        super().__init__(f"{device!r} is not a usable device: {why}. {cure}")
+
+
+class UnavailableDeviceError(DevconvError, RuntimeError):
+    """A backend is installed, but its hardware, driver or runtime is not there."""
+
+    def __init__(self, device_type: str, why: str, cure: str) -> None:
+        self.device_type, self.why, self.cure = device_type, why, cure
+        super().__init__(f"device type {device_type!r} is not available here: {why}. {cure}")
+
+
+class BackendLoadError(DevconvError, ImportError):
+    """A backend's package failed while it was loaded; other devices are not affected."""
+
+    def __init__(self, device_type: str, distribution: str, cause: str, cure: str) -> None:
+        self.device_type, self.distribution, self.cause, self.cure = device_type, distribution, cause, cure
+        super().__init__(
+            f"the backend for device type {device_type!r} (from {distribution}) could not be loaded: {cause}. {cure}"
+        )
+
+
+class BackendProtocolError(DevconvError, RuntimeError):
+    """A backend returned something that its contract does not allow."""
+
+    def __init__(self, device_type: str, method: str, why: str) -> None:
+        self.device_type, self.method, self.why = device_type, method, why
+        super().__init__(
+            f"the backend for device type {device_type!r} broke its contract in {method}(): {why}. "
+            f"Report it to the backend's vendor; `devconv check {device_type}` shows what else it breaks."
+        )
+
+
+class DuplicateBackendError(DevconvError, ValueError):
+    """Two backends claim one device type."""
+
+    def __init__(self, device_type: str, first: str, second: str) -> None:
+        self.device_type, self.first, self.second = device_type, first, second
+        super().__init__(
+            f"device type {device_type!r} is claimed twice, by {first} and by {second}. Uninstall one of them, or "
+            f"call devconv.register(backend, replace=True) to say which one counts."
+        )
+
+
+class NotAModuleError(DevconvError, TypeError):
+    """Something other than an ``nn.Module`` was to be converted."""
+
+    def __init__(self, value: object) -> None:
+        self.value_type = type(value).__qualname__
+        super().__init__(
+            f"expected a torch.nn.Module, got {self.value_type}. For tensors and nested inputs use devconv.move(...)."
+        )
+
+
+class OptimizerMismatchError(DevconvError, ValueError):
+    """An optimizer was passed that holds no parameter of the module (or is no optimizer at all)."""
+
+    def __init__(self, optimizer: object, why: str) -> None:
+        self.optimizer_type = type(optimizer).__qualname__
+        super().__init__(
+            f"optimizers= got a {self.optimizer_type} that {why}. Pass the optimizers that were built on this "
+            f"module's parameters; nothing was changed."
+        )
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One reason why a conversion was refused.
+
+    Attributes:
+        name: full name of the tensor or module, as in ``named_parameters()``; ``""`` for the whole model.
+        device: the device that the tensor is on or should go to.
+        why: what would be lost.
+        cure: what the caller can do.
+    """
+
+    name: str
+    device: str
+    why: str
+    cure: str
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the model'} ({self.device}): {self.why}. {self.cure}"
+
+
+class ConversionRefused(DevconvError, RuntimeError):
+    """A conversion that stock torch would break was refused before anything was touched."""
+
+    def __init__(self, reasons: Iterable[Refusal]) -> None:
+        self.reasons = tuple(reasons)
+        listed = "\n".join(f"  - {reason}" for reason in self.reasons)
+        plural = "reason" if len(self.reasons) == 1 else "reasons"
+        super().__init__(f"conversion refused, nothing was changed ({len(self.reasons)} {plural}):\n{listed}")
+
+
+class ConversionError(DevconvError, RuntimeError):
+    """A conversion failed for a reason of devconv's or a backend's; the model is what it was before.
+
+    Failures of user code and of torch (``fn`` raising, out of memory, KeyboardInterrupt) keep their own type; a note
+    on them says that the model was put back.
+    """
+
+    def __init__(self, name: str, device: str, why: str, cure: str) -> None:
+        self.name, self.device, self.why, self.cure = name, device, why, cure
+        super().__init__(f"{name or 'the model'} ({device}): {why}. The model is unchanged. {cure}")
