@@ -129,7 +129,7 @@ class Refusal:
         return f"{self.name or 'the model'} ({self.device}): {self.why}. {self.cure}"
 
 
-class ConversionRefused(DevconvError, RuntimeError):
+class ConversionRefused(DevconvError, RuntimeError):  # noqa: N818 - the planner's word: refused, not failed
     """A conversion that stock torch would break was refused before anything was touched."""
 
     def __init__(self, reasons: Iterable[Refusal]) -> None:

@@ -1,0 +1,107 @@
+"""The one table of lanes: which torch each line of the test matrix runs on, with which variables, and what it needs.
+
+Nothing else in the repository names a version of torch for tests. This file imports the standard library only: nox
+reads it before anything is installed, and tests/conftest.py before torch is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+__all__ = ["ENVIRONMENTS", "LANES", "ROOT", "Environment", "Lane", "current", "required"]
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A set of packages that several sessions share, installed once under ``.nox/``.
+
+    Attributes:
+        name: folder under ``.nox/``.
+        packages: requirements, the torch pin first.
+        extras: extras of devconv that are installed with it.
+        borrows_torch: take the torch that the machine has already, if it sees a device, before installing one.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    extras: tuple[str, ...] = ("test",)
+    borrows_torch: bool = False
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One line of the test matrix: a device type, and the environment and variables its tests run with.
+
+    Attributes:
+        name: name of the lane, of its nox session, and of the device type that its tests must find.
+        environment: name of a row of ``ENVIRONMENTS``.
+        variables: environment variables, set before torch is imported; one that is set already wins.
+        tests: paths that are collected.
+        missing: why the lane cannot run on this machine, None if it can.
+        default: part of a plain ``nox``.
+    """
+
+    name: str
+    environment: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    tests: tuple[str, ...] = ("tests",)
+    missing: Callable[[], str | None] = lambda: None
+    default: bool = True
+
+
+def _no_gpu() -> str | None:
+    nodes = [Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd")]
+    if any(node.exists() for node in nodes) or shutil.which("nvidia-smi"):
+        return None
+    return "no NVIDIA or AMD GPU: none of /dev/nvidiactl, /dev/dxg, /dev/kfd and nvidia-smi is here"
+
+
+def _no_xla_wheel() -> str | None:
+    if sys.platform == "linux":
+        return None
+    return f"torch_xla has wheels for Linux only, this is {sys.platform}"
+
+
+# One thread an operation: the tensors of the tests are small, and two lanes on two cores must not fight for them.
+_COMMON = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+ENVIRONMENTS: Mapping[str, Environment] = {
+    row.name: row
+    for row in (
+        Environment("torch-2.13", ("torch==2.13.0",), ("test", "lint", "types")),
+        Environment("xla-2.9", ("torch==2.9.1", "torch_xla==2.9.0"), ("xla", "demo", "test")),
+        Environment("cuda", ("torch>=2.9",), borrows_torch=True),
+        Environment("newest", ("torch>=2.13",)),
+    )
+}
+
+LANES: Mapping[str, Lane] = {
+    row.name: row
+    for row in (
+        Lane("cpu", "torch-2.13", _COMMON),
+        Lane("xla", "xla-2.9", {**_COMMON, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}, missing=_no_xla_wheel),
+        Lane("cuda", "cuda", _COMMON, missing=_no_gpu),
+        Lane("newest", "newest", _COMMON, default=False),
+    )
+}
+
+
+def current() -> Lane:
+    """The lane that this process runs in: ``DEVCONV_LANE``, or the fullest one that the environment can run."""
+    return LANES[os.environ.get("DEVCONV_LANE") or ("xla" if find_spec("torch_xla") else "cpu")]
+
+
+def required() -> frozenset[str]:
+    """The lanes that must not be skipped: ``DEVCONV_REQUIRE``, names with commas between them."""
+    names = frozenset(name.strip() for name in os.environ.get("DEVCONV_REQUIRE", "").split(",") if name.strip())
+    if unknown := names - LANES.keys():
+        raise SystemExit(f"DEVCONV_REQUIRE names no lane: {', '.join(sorted(unknown))} (lanes: {', '.join(LANES)})")
+    return names

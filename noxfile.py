@@ -1,0 +1,82 @@
+"""Sessions of devconv: one for each lane of ci/lanes.py, and the checks of the source.
+
+``nox`` runs the default ones, ``nox -s cuda xla`` some, ``nox -s cpu -- tests/test_registry.py -k duplicate`` passes
+arguments to pytest. A lane without its hardware is skipped and says why; ``DEVCONV_REQUIRE=cuda`` makes that a failure.
+Sessions share the environments under ``.nox/``, one for each torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import nox
+
+from ci.environments import prepare
+from ci.lanes import ENVIRONMENTS, LANES, Lane, required
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "none"
+nox.options.sessions = [*(lane.name for lane in LANES.values() if lane.default), "lint", "types", "docs"]
+
+# Where the checks of the source run: they need no device.
+SOURCE = ENVIRONMENTS[LANES["cpu"].environment]
+TYPED = ("devconv", "backends", "ci", "noxfile.py")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
+
+
+def python(session: nox.Session, environment: str = SOURCE.name) -> str:
+    """The interpreter of a shared environment, installed first where necessary."""
+    try:
+        return str(prepare(ENVIRONMENTS[environment]))
+    except subprocess.CalledProcessError as error:
+        session.error(f"could not install the environment {environment!r}: {error}")
+
+
+def variables(lane: Lane) -> dict[str, str]:
+    """What the lane's processes get; what the caller has set already wins."""
+    return {name: os.environ.get(name, value) for name, value in lane.variables.items()} | {"DEVCONV_LANE": lane.name}
+
+
+def _run_lane(session: nox.Session, lane: Lane) -> None:
+    if (reason := lane.missing()) is not None:
+        if lane.name in required():
+            session.error(f"DEVCONV_REQUIRE={lane.name}, and {reason}")
+        session.skip(reason)
+    arguments = session.posargs or lane.tests
+    session.run(python(session, lane.environment), "-m", "pytest", *arguments, env=variables(lane), external=True)
+
+
+def _add_lane(lane: Lane) -> None:
+    @nox.session(name=lane.name)
+    def run(session: nox.Session) -> None:
+        _run_lane(session, lane)
+
+    run.__doc__ = f"The tests on the {lane.name} lane ({', '.join(ENVIRONMENTS[lane.environment].packages)})."
+
+
+for _lane in LANES.values():
+    _add_lane(_lane)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format, over everything."""
+    ruff = (python(session), "-m", "ruff")
+    session.run(*ruff, "check", ".", external=True)
+    session.run(*ruff, "format", "--check", "--diff", ".", external=True)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over the package, the backends and the build."""
+    session.run(python(session), "-m", "mypy", *(session.posargs or TYPED), external=True)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Every doctest, and every link between our own pages."""
+    interpreter = python(session)
+    doctests = ("-m", "pytest", "--doctest-modules", "--doctest-glob=*.md")
+    session.run(interpreter, *doctests, "devconv", "backends", *PAGES, env=variables(LANES["cpu"]), external=True)
+    session.run(interpreter, "ci/links.py", *PAGES, external=True)
