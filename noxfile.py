@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import nox
+
+sys.path.insert(0, str(Path(__file__).parent))  # the console script `nox` does not
 
 from ci.environments import prepare
 from ci.lanes import ENVIRONMENTS, LANES, Lane, required

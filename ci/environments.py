@@ -68,7 +68,7 @@ def prepare(environment: Environment) -> Path:
             "".join(f"import site; site.addsitedir({entry!r})\n" for entry in donor.path)
         )
         print(f"borrowing torch {donor.torch} of {donor.python}", flush=True)
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off", "--quiet"]
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile"]
     _run(*pip, *constraints, *requirements)
     # Its build requirements are among the test extra, so nothing is fetched for it, on a machine without network too.
     _run(*pip, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
