@@ -7,7 +7,9 @@ Each function says why the public API is not enough. All were tried on torch 2.9
 from __future__ import annotations
 
 import copyreg
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, cast
@@ -47,15 +49,10 @@ def impl_of(tensor: Tensor) -> int:
     return int(tensor._cdata)
 
 
-def storage_of(tensor: Tensor) -> int:
-    """Address of a tensor's StorageImpl. Reason: equal for aliases on every device, where ``data_ptr()`` is 0 on XLA
-    and meta."""
-    return cast(int, tensor.untyped_storage()._cdata)
-
-
-def base_of(tensor: Tensor) -> Tensor | None:
-    """The tensor that `tensor` is a view of. Reason: finds views that Python code holds on to."""
-    return cast("Tensor | None", torch.Tensor._base.__get__(tensor))  # type: ignore[attr-defined]
+def storages_of(tensors: list[Tensor]) -> list[int]:
+    """Addresses of the tensors' StorageImpls. Reason: equal for aliases on every device, where ``data_ptr()`` is 0 on
+    XLA and meta. A list at a time, since the look is on the path of every conversion."""
+    return [tensor.untyped_storage()._cdata for tensor in tensors]
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor | None]:
@@ -79,9 +76,9 @@ def pre_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
     return cast("dict[int, Callable[..., Any]]", module._forward_pre_hooks)
 
 
-def overrides_apply(module: nn.Module) -> bool:
-    """Whether a module brings its own ``_apply`` (RNNs, torchmetrics). Reason: those must be entered through it."""
-    return type(module)._apply is not nn.Module._apply or APPLY in module.__dict__
+def class_overrides_apply(cls: type[nn.Module]) -> bool:
+    """Whether a module class brings its own ``_apply`` (RNNs, torchmetrics). Reason: it must be entered through it."""
+    return cls._apply is not nn.Module._apply
 
 
 def backward_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]] | None:
@@ -224,3 +221,173 @@ def derivations_of(module: nn.Module) -> Iterator[tuple[str, Callable[[], Tensor
             yield hook.name, lambda hook=hook: hook.compute_weight(module, do_power_iteration=False)  # type: ignore[attr-defined, misc]
         elif home == "torch.nn.utils.prune" and hasattr(hook, "apply_mask"):
             yield hook._tensor_name, lambda hook=hook: hook.apply_mask(module)  # type: ignore[attr-defined, misc]
+
+
+stock_to: Callable[..., nn.Module] = nn.Module.to
+"""``nn.Module.to`` as stock torch has it. Public; kept beside `stock_apply` so that both are taken before any patch."""
+
+
+# Lazy modules. Torch's compiler and other libraries rely on these names, so they are called and wrapped, never replaced.
+
+INFER = "_infer_parameters"
+LOAD = "_load_from_state_dict"
+REPLICATE = "_replicate_for_data_parallel"
+ALLOWED = "_allowed_methods"
+
+
+def pending_handle(module: nn.Module) -> Any | None:
+    """The handle of a lazy module's own pre-hook; None once the module is initialised, and for any other module.
+
+    Reason: torch's only sign that a lazy module still waits for its first input, whatever its tensors are.
+    """
+    return module.__dict__.get("_initialize_hook")
+
+
+def infer_parameters(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Initialise a lazy module from its first inputs: its own `initialize_parameters`, its hooks, its class.
+
+    Reason: what a lazy module's pre-hook does; also the name that torch's compiler calls.
+    """
+    module._infer_parameters(module, args, kwargs)  # type: ignore[operator]
+
+
+def hook_tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:
+    """Every dict that initialising a lazy module changes: tensors, children, hooks.
+
+    Reason: to put a module back in place, since handles of hooks keep weak references to these very dicts.
+    """
+    return (
+        module._parameters,
+        module._buffers,
+        module._modules,
+        module._forward_pre_hooks,
+        module._forward_pre_hooks_with_kwargs,
+        module._load_state_dict_pre_hooks,
+    )
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module inside one that ``torch.compile`` made, any other module itself.
+
+    Reason: shapes are followed without compiling anything. The wrapper's class is private, its import heavy.
+    """
+    frame = sys.modules.get("torch._dynamo.eval_frame")
+    while frame is not None and isinstance(module, frame.OptimizedModule):
+        module = module._orig_mod
+    return module
+
+
+def forget_compilation(module: nn.Module) -> None:
+    """Undo ``module.compile()``, which leaves its work in a private slot."""
+    module._compiled_call_impl = None  # type: ignore[assignment]
+
+
+def reset_attention(module: nn.MultiheadAttention) -> None:
+    """Draw the projections of a MultiheadAttention. Reason: the one torch module whose ``reset_parameters`` is private."""
+    module._reset_parameters()
+
+
+def same_embedding(module: nn.MultiheadAttention) -> bool:
+    """Whether query, key and value share one projection. Reason: no public attribute says so."""
+    return bool(module._qkv_same_embed_dim)
+
+
+def set_same_embedding(module: nn.MultiheadAttention, *, same: bool) -> None:
+    """As `same_embedding`, written."""
+    module._qkv_same_embed_dim = same
+
+
+def restore_location(device: torch.device) -> torch.device:
+    """Where ``torch.load(map_location=...)`` wants what was saved on `device`; `device` itself outside of a load.
+
+    Reason: tensors without a storage in the file have to ask, as torch's own do.
+    """
+    return torch.device(torch._utils._get_restore_location(str(device)))
+
+
+def rebuild_with_attributes(make: type, arguments: tuple[Any, ...], state: dict[str, Any]) -> tuple[Any, ...]:
+    """What ``__reduce_ex__`` returns for a tensor made by ``make(*arguments)`` with attributes.
+
+    Reason: torch's own function for it, so that a file can be read without devconv and under ``weights_only``.
+    """
+    return torch._tensor._rebuild_from_type_v2, (make, make, arguments, state)  # type: ignore[attr-defined]
+
+
+def safe_globals_of_user() -> tuple[Any, str]:
+    """Where ``weights_only`` loading looks up the classes that a program has allowed: a module and its function.
+
+    Reason: ``add_safe_globals`` cannot be taken back for one class.
+    """
+    from torch import _weights_only_unpickler
+
+    return _weights_only_unpickler, "_get_user_allowed_globals"
+
+
+def functional_swap() -> tuple[Any, str]:
+    """The function through which ``functional_call`` puts tensors into a module: a module and its name.
+
+    Reason: ``functional_call`` itself is imported by name everywhere.
+    """
+    from torch.nn.utils import stateless
+
+    return stateless, "_reparametrize_module"
+
+
+def has_weak_references(tensor: Tensor) -> bool:
+    """Whether Python code holds a weak reference to `tensor`."""
+    return bool(weakref.getweakrefs(tensor))
+
+
+def outside_holders(suspects: dict[int, Tensor], own: set[int]) -> tuple[dict[int, torch.Size], set[int]]:
+    """Views of tensors, and reducers of parameters, that live outside a model.
+
+    Args:
+        suspects: tensors by their ids.
+        own: ids of the tensors that belong to the model.
+
+    Returns:
+        The shape of one view held elsewhere, by the suspect's id; and the ids of the suspects that a
+        DistributedDataParallel reduces.
+
+    Reason: C++ counts references and does not name them; one pass over Python's objects finds those that Python holds.
+    """
+    bases: dict[int, torch.Size] = {}
+    reduced: set[int] = set()
+    reducer = data_parallel_class()
+    for thing in gc.get_objects():
+        cls = type(thing)
+        if issubclass(cls, Tensor):
+            if id(thing) in own or id(thing) in suspects or is_lazy_class(cls):
+                continue
+            base = thing._base
+            if base is not None and id(base) in suspects:
+                bases[id(base)] = thing.shape
+        elif reducer is not None and issubclass(cls, reducer):
+            reduced.update(id(parameter) for parameter in thing.module.parameters() if id(parameter) in suspects)
+    return bases, reduced
+
+
+def views_of(tensors: list[Tensor]) -> set[int]:
+    """Ids of the tensors that one of `tensors` is a view of."""
+    return {id(tensor._base) for tensor in tensors if tensor._base is not None}
+
+
+def start_lazy_device() -> bool:
+    """Make ``torch.device("lazy")`` usable; False where torch was built without it.
+
+    Reason: the only foreign device that every torch for Linux has, and its start is private. It executes on the CPU.
+    """
+    if not hasattr(torch._C, "_lazy_ts_backend"):
+        return False
+    from torch._lazy import ts_backend
+
+    ts_backend.init()
+    return True
+
+
+def synchronize_lazy_device(devices: list[str]) -> None:
+    """Run what is queued on each of these lazy devices and wait for it. Reason: as `start_lazy_device`."""
+    import torch._lazy
+
+    for device in devices:
+        torch._lazy.mark_step(device, wait=True)
