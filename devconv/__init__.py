@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .policy import Route as Route
     from .registry import backend_for as backend_for
     from .registry import known as known
+    from .registry import probe as probe
     from .registry import register as register
     from .registry import registrations as registrations
     from .registry import resolve as resolve
@@ -74,6 +75,7 @@ _HOME = {
     "move": "conversion",
     "plan": "conversion",
     "prepare": "conversion",
+    "probe": "registry",
     "register": "registry",
     "registrations": "registry",
     "registry_conversion": "hook",

@@ -13,12 +13,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .errors import InvalidDeviceError
+from .errors import InvalidDeviceError, UnavailableDeviceError
 
-__all__ = ["API_VERSION", "Backend", "Capabilities"]
+__all__ = ["API_VERSION", "OLDEST_API_VERSION", "Backend", "Capabilities"]
 
 API_VERSION = 1
 """The version of this contract. A backend states the one it was written for in ``api_version``."""
+
+OLDEST_API_VERSION = 1
+"""The oldest version that this devconv still serves."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Capabilities:
 
     Attributes:
         unsupported_dtypes: dtypes that the device cannot store; a conversion that needs one is refused.
+        values: the device's tensors hold values. False for ``meta``: tensors are sent there from any device directly.
         strides: the device keeps strides and memory formats. False: tensors arrive contiguous, and the report says so.
         storage_aliasing: two tensors can share one storage on the device.
         autograd: torch's autograd runs on the device.
@@ -37,6 +41,7 @@ class Capabilities:
     """
 
     unsupported_dtypes: frozenset[torch.dtype] = frozenset()
+    values: bool = True
     strides: bool = True
     storage_aliasing: bool = True
     autograd: bool = True
@@ -67,6 +72,13 @@ class Backend:
     """The ``torch.device.type`` served, such as ``"cuda"``."""
 
     api_version: ClassVar[int] = API_VERSION
+    """The version of this contract that the backend was written for. State it as a number in your class: what is
+    inherited from here is always the installed devconv's own."""
+
+    probe_timeout: ClassVar[float | None] = None
+    """Seconds that a process of its own may take to load this backend, before this process loads it. Say it where the
+    library aborts or hangs without its hardware: it costs the start of an interpreter, once a process. None loads at
+    once. The class must be importable by its name."""
 
     in_place: ClassVar[bool | None] = None
     """Whether parameters are updated in place (set-data) on the way to and on this device. True and False are the
@@ -80,7 +92,8 @@ class Backend:
 
         Raises:
             ImportError: the library is missing or broken; devconv turns it into a `BackendLoadError`.
-            UnavailableDeviceError: the library is there, the hardware is not.
+            UnavailableDeviceError: the library is there, the hardware is not. The next use of the device calls `load`
+                again.
         """
 
     def prepare(self) -> None:
@@ -103,8 +116,15 @@ class Backend:
 
         Raises:
             InvalidDeviceError: the index does not exist.
+            UnavailableDeviceError: there is no device of this type at all.
         """
         count = self.device_count()
+        if count == 0:
+            raise UnavailableDeviceError(
+                self.device_type,
+                f"the process has no {self.device_type} device",
+                "Check the driver and the runtime's environment variables.",
+            )
         index = device.index if device.index is not None else self.current_index()
         if index is None:
             return torch.device(self.device_type)
@@ -113,7 +133,7 @@ class Backend:
             raise InvalidDeviceError(
                 str(device),
                 f"the process has {count} {self.device_type} device{'s' if count != 1 else ''}",
-                f"Use {have}." if count else "Check the driver and the runtime's environment variables.",
+                f"Use {have}.",
             )
         return torch.device(self.device_type, index)
 

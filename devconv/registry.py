@@ -15,16 +15,34 @@ from importlib import metadata
 
 import torch
 
-from .backend import API_VERSION, Backend
-from .errors import BackendLoadError, DevconvError, DuplicateBackendError, InvalidDeviceError, UnknownDeviceError
+from . import probing
+from .backend import API_VERSION, OLDEST_API_VERSION, Backend
+from .errors import (
+    BackendLoadError,
+    DevconvError,
+    DuplicateBackendError,
+    InvalidDeviceError,
+    UnavailableDeviceError,
+    UnknownDeviceError,
+)
 
-__all__ = ["GROUP", "Registration", "backend_for", "known", "register", "registrations", "resolve", "unregister"]
+__all__ = [
+    "GROUP",
+    "Registration",
+    "backend_for",
+    "known",
+    "probe",
+    "register",
+    "registrations",
+    "resolve",
+    "unregister",
+]
 
 GROUP = "devconv.backends"
 _log = logging.getLogger("devconv")
 
 
-@dataclass
+@dataclass(eq=False)
 class Registration:
     """One device type and where its backend comes from.
 
@@ -42,26 +60,41 @@ class Registration:
     _make: type[Backend] | metadata.EntryPoint | Backend | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
+    @property
+    def status(self) -> str:
+        """What this process knows of it: ``"installed"`` (not used yet), ``"loaded"``, ``"missing hardware"`` or
+        ``"broken"``. `probe` finds out more."""
+        if self.backend is not None:
+            return "loaded"
+        if self.error is None:
+            return "installed"
+        return "missing hardware" if isinstance(self.error, UnavailableDeviceError) else "broken"
+
     def load(self) -> Backend:
         """The backend, imported and made on the first call.
 
         Raises:
             BackendLoadError: with the distribution, the cause and the cure; the same error on every later call.
+            UnavailableDeviceError: the hardware is not there; a later call looks again.
         """
         if self.backend is not None:
             return self.backend
         with self._lock:
-            if self.error is not None:
-                raise self.error
+            if self.error is not None and not isinstance(self.error, UnavailableDeviceError):
+                # The traceback of an earlier caller is no business of this one, and would grow with every call.
+                raise self.error.with_traceback(None)
             if self.backend is None:
                 try:
                     backend = self._instance()
+                    if backend.probe_timeout is not None:
+                        probing.require(self.device_type, self.origin, type(backend), backend.probe_timeout)
                     backend.load()
                     backend.prepare()
                 except DevconvError as error:
                     self.error = error
                     raise
-                except Exception as error:
+                except (Exception, SystemExit) as error:
+                    # SystemExit: some libraries end the program where their driver is missing.
                     self.error = BackendLoadError(
                         self.device_type,
                         self.origin,
@@ -69,7 +102,7 @@ class Registration:
                         "Repair or uninstall that package; every other device keeps working.",
                     )
                     raise self.error from error
-                self.backend = backend
+                self.backend, self.error = backend, None
                 _log.debug("loaded the backend for %s from %s", self.device_type, self.origin)
             return self.backend
 
@@ -80,12 +113,22 @@ class Registration:
             raise TypeError(f"{made!r} is not a devconv.Backend")
         if backend.device_type != self.device_type:
             raise TypeError(f"it serves {backend.device_type!r}, its entry point says {self.device_type!r}")
-        if backend.api_version != API_VERSION:
-            raise TypeError(
-                f"it was written for version {backend.api_version} of devconv's backend contract, this devconv has "
-                f"version {API_VERSION}"
+        if not OLDEST_API_VERSION <= backend.api_version <= API_VERSION:
+            newer = backend.api_version > API_VERSION
+            raise BackendLoadError(
+                self.device_type,
+                self.origin,
+                f"it was written for version {backend.api_version} of devconv's backend contract, this devconv serves "
+                f"versions {OLDEST_API_VERSION} to {API_VERSION}",
+                "Upgrade devconv." if newer else "Upgrade that package, or ask its vendor to.",
             )
         return backend
+
+    def _target(self) -> str:
+        if isinstance(self._make, metadata.EntryPoint):
+            return f"{self._make.module}:{self._make.attr}"
+        cls = self._make if isinstance(self._make, type) else type(self._make)
+        return f"{cls.__module__}:{cls.__qualname__}"
 
 
 _lock = threading.RLock()
@@ -101,7 +144,7 @@ def _origin(entry_point: metadata.EntryPoint) -> str:
 
 
 def _entry_points() -> dict[str, Registration]:
-    global _discovered
+    global _discovered  # noqa: PLW0603 - written once, under the lock
     with _lock:
         if _discovered is None:
             found: dict[str, Registration] = {}
@@ -112,7 +155,7 @@ def _entry_points() -> dict[str, Registration]:
                     found[name] = Registration(name, origin, _make=entry_point)
                 elif first._make != entry_point:
                     # One distribution can be seen twice, by an editable install and by its own folder on sys.path.
-                    _duplicates[name] = DuplicateBackendError(name, first.origin, origin)
+                    first.error = _duplicates[name] = DuplicateBackendError(name, first.origin, origin)
             _discovered = found
         return _discovered
 
@@ -189,15 +232,40 @@ def backend_for(device_type: str) -> Backend:
     return registration.backend or registration.load()
 
 
+def probe(device_type: str, *, timeout: float = 60.0) -> probing.Presence:
+    """Whether a device is there, found out by loading its backend in a process of its own.
+
+    Loads nothing in this process, so a backend that aborts or hangs takes nothing with it.
+
+    Args:
+        device_type: a type that has a backend (`known`).
+        timeout: seconds after which the backend counts as hanging.
+
+    Returns:
+        ``"there"`` with the number of devices, ``"missing"`` or ``"broken"`` with the reason and the cure.
+
+    Raises:
+        UnknownDeviceError: nobody serves the type.
+    """
+    found = {registration.device_type: registration for registration in registrations()}.get(device_type)
+    if found is None:
+        raise UnknownDeviceError(device_type, known())
+    if isinstance(found.error, DuplicateBackendError):
+        return probing.Presence("broken", why=str(found.error))
+    return probing.ask_a_process(found._target(), timeout)
+
+
 def _default(device_type: str) -> Registration:
     with _lock:
         present = _defaults.get(device_type)
         if present is not None:
             return present
         try:
-            torch.device(device_type)
+            parsed = torch.device(device_type)
         except RuntimeError:
             raise UnknownDeviceError(device_type, known()) from None
+        if parsed.type != device_type:
+            raise UnknownDeviceError(device_type, known())
         cls = type(f"Default{device_type.title()}Backend", (_DefaultBackend,), {"device_type": device_type})
         _log.info(
             "no backend is installed for device type %r: using the defaults of devconv.Backend (torch's own copies)",
@@ -239,10 +307,7 @@ def resolve(device: str | torch.device | int) -> tuple[torch.device, Backend]:
     >>> resolve("cpu")[0]
     device(type='cpu')
     """
-    if isinstance(device, torch.device):
-        parsed = device
-    else:
-        parsed = _parse(device)
+    parsed = device if isinstance(device, torch.device) else _parse(device)
     backend = backend_for(parsed.type)
     return backend.resolve(parsed), backend
 

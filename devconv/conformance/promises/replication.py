@@ -1,0 +1,1 @@
+"""Replicas on several devices compute as one model, and train it."""
