@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import InvalidDeviceError as InvalidDeviceError
     from .errors import NotAModuleError as NotAModuleError
     from .errors import OptimizerMismatchError as OptimizerMismatchError
+    from .errors import PartialConversionError as PartialConversionError
     from .errors import Refusal as Refusal
     from .errors import UnavailableDeviceError as UnavailableDeviceError
     from .errors import UnknownDeviceError as UnknownDeviceError
@@ -60,6 +61,7 @@ _HOME = {
     "Item": "report",
     "NotAModuleError": "errors",
     "OptimizerMismatchError": "errors",
+    "PartialConversionError": "errors",
     "Plan": "planning",
     "Refusal": "errors",
     "Report": "report",

@@ -17,16 +17,33 @@ __all__ = [
     "DevconvError",
     "DuplicateBackendError",
     "InvalidDeviceError",
+    "LazyCheckpointError",
+    "LazyDeviceError",
+    "LazyShapeError",
     "NotAModuleError",
     "OptimizerMismatchError",
+    "PartialConversionError",
     "Refusal",
+    "ShapeInferenceError",
     "UnavailableDeviceError",
+    "UninitializedTensorError",
     "UnknownDeviceError",
 ]
 
 
 class DevconvError(Exception):
     """Base class of every error that devconv raises itself."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exception's own way calls the class with the message alone; these classes take facts and make the message.
+        return _restore, (type(self), self.args, self.__dict__.copy())
+
+
+def _restore(cls: type[DevconvError], args: tuple[object, ...], facts: dict[str, object]) -> DevconvError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
 
 
 class UnknownDeviceError(DevconvError, LookupError):
@@ -129,12 +146,19 @@ class Refusal:
         return f"{self.name or 'the model'} ({self.device}): {self.why}. {self.cure}"
 
 
+_SHOWN = 20
+"""Reasons that a message shows; a model has thousands of tensors."""
+
+
 class ConversionRefused(DevconvError, RuntimeError):  # noqa: N818 - the planner's word: refused, not failed
     """A conversion that stock torch would break was refused before anything was touched."""
 
     def __init__(self, reasons: Iterable[Refusal]) -> None:
         self.reasons = tuple(reasons)
-        listed = "\n".join(f"  - {reason}" for reason in self.reasons)
+        shown = self.reasons[:_SHOWN]
+        listed = "\n".join(f"  - {reason}" for reason in shown)
+        if len(self.reasons) > len(shown):
+            listed += f"\n  - ... and {len(self.reasons) - len(shown)} more in the exception's `reasons`"
         plural = "reason" if len(self.reasons) == 1 else "reasons"
         super().__init__(f"conversion refused, nothing was changed ({len(self.reasons)} {plural}):\n{listed}")
 
@@ -149,3 +173,70 @@ class ConversionError(DevconvError, RuntimeError):
     def __init__(self, name: str, device: str, why: str, cure: str) -> None:
         self.name, self.device, self.why, self.cure = name, device, why, cure
         super().__init__(f"{name or 'the model'} ({device}): {why}. The model is unchanged. {cure}")
+
+
+class ShapeInferenceError(DevconvError, RuntimeError):
+    """The shapes of lazy tensors could not be found without running the model. Every module is as lazy as before."""
+
+    def __init__(self, module: str, place: str, why: str, cure: str) -> None:
+        self.module, self.place, self.why, self.cure = module, place, why, cure
+        where = " at ".join(part for part in (module or "the model", place) if part)
+        super().__init__(f"no shapes for lazy tensors from {where}: {why}. Every module is as lazy as before. {cure}")
+
+
+class UninitializedTensorError(DevconvError, RuntimeError, ValueError):
+    """Something needs the shapes of tensors that are still lazy."""
+
+    def __init__(self, names: Sequence[str], action: str, cure: str) -> None:
+        self.names, self.action, self.cure = tuple(names), action, cure
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        super().__init__(f"{action} needs the shapes of lazy tensors: {shown}. {cure}")
+
+
+class LazyDeviceError(DevconvError, RuntimeError):
+    """A lazy module's first input is on another device than the one that its tensors are going to be on."""
+
+    def __init__(self, name: str, input_device: str, device: str) -> None:
+        self.name, self.input_device, self.device = name, input_device, device
+        super().__init__(
+            f"the first input of the lazy module {name} is on {input_device}, its tensors are to be on {device}. The "
+            f'module is as lazy as before. Move the input with .to("{device}"), or the model with .to("{input_device}").'
+        )
+
+
+class LazyShapeError(DevconvError, RuntimeError):
+    """A tensor that a lazy module got from a checkpoint does not fit the module's first input."""
+
+    def __init__(self, name: str, loaded: Sequence[int], needed: Sequence[int]) -> None:
+        self.name, self.loaded, self.needed = name, tuple(loaded), tuple(needed)
+        super().__init__(
+            f"{name} was filled with shape {tuple(loaded)}, the first input needs {tuple(needed)}. The module is as lazy "
+            f"as before. Pass an input of the size that the checkpoint was made with, or leave {name} out of it."
+        )
+
+
+class LazyCheckpointError(DevconvError, RuntimeError):
+    """A checkpoint holds lazy tensors where the model is initialised."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        super().__init__(
+            f"the checkpoint was saved before these tensors had a shape, and the model has values there: {shown}. "
+            f"Nothing was loaded. Save the checkpoint after devconv.materialize(model, *inputs), or load it into a "
+            f"model that is still lazy."
+        )
+
+
+class PartialConversionError(ConversionError):
+    """A conversion with ``atomic=False`` failed after some of its batches had been committed."""
+
+    def __init__(self, converted: Sequence[str], cause: BaseException) -> None:
+        self.converted = tuple(converted)
+        DevconvError.__init__(
+            self,
+            f"{type(cause).__name__}: {cause}. With atomic=False these {len(self.converted)} tensors had been converted "
+            f"before it, and stay so; all others are unchanged: {', '.join(self.converted)}. Convert again to finish, "
+            f"or convert back.",
+        )
+        self.name, self.device, self.why, self.cure = "", "", str(cause), "Convert again to finish, or convert back."

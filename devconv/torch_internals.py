@@ -159,14 +159,19 @@ def is_lazy_class(cls: type) -> bool:
     return issubclass(cls, UninitializedTensorMixin)
 
 
+DOORS = (
+    "to", "cuda", "cpu", "xpu", "ipu", "mtia", "type", "float", "double", "half", "bfloat16", "to_empty", "share_memory"
+)  # fmt: skip
+"""The front doors of ``nn.Module``: every one only hands a function to ``_apply``."""
+
+
 def door_codes() -> dict[CodeType, str]:
     """Code object of every function that stock torch's front doors hand to ``_apply`` -> the door's name.
 
     Reason: identity of the code object recognises a pure transfer exactly, without calling anything.
     """
-    doors = ("to", "cuda", "cpu", "xpu", "ipu", "mtia", "type", "float", "double", "half", "bfloat16", "to_empty")
     codes: dict[CodeType, str] = {}
-    for door in doors:
+    for door in DOORS:
         function = getattr(nn.Module, door, None)
         for constant in getattr(getattr(function, "__code__", None), "co_consts", ()):
             if isinstance(constant, CodeType) and constant.co_argcount == 1:
@@ -391,3 +396,11 @@ def synchronize_lazy_device(devices: list[str]) -> None:
 
     for device in devices:
         torch._lazy.mark_step(device, wait=True)
+
+
+def make_like(tensor: Tensor, data: Tensor) -> Tensor:
+    """A new leaf of `tensor`'s class on `data`, made without the class's constructor.
+
+    Reason: a Parameter subclass may want arguments that nobody can guess; its attributes are carried over instead.
+    """
+    return torch.Tensor._make_subclass(type(tensor), data, tensor.requires_grad)

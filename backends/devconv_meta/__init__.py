@@ -13,7 +13,7 @@ class MetaBackend(Backend):
     """Backend for ``meta``. There is no way back with values; ``to_empty`` gives a meta model storage."""
 
     device_type = "meta"
-    capabilities = Capabilities()
+    capabilities = Capabilities(values=False)
 
     def current_index(self) -> int | None:
         return None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from importlib.util import find_spec
+from pathlib import Path
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib import metadata
@@ -21,6 +23,15 @@ from torch import Tensor
 from devconv import Backend, BackendLoadError, Capabilities, UnavailableDeviceError
 
 __all__ = ["XlaBackend", "enable_backward"]
+
+# The batched calls would store these as signed integers of the same width, without a word; one by one they stay right.
+_UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
+_UNSUPPORTED = frozenset(
+    {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4, torch.complex32}
+    | {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+)
+
+_GOOGLE = "0x1ae0"  # vendor of TPU chips on the PCI bus, and of some network cards: then torch_xla has to look closer
 
 _CURE = 'Install the pair that belongs together: pip install "torch==2.9.*" "torch_xla==2.9.0".'
 
@@ -35,11 +46,20 @@ class XlaBackend(Backend):
     def load(self) -> None:
         _check_pair()
         _choose_runtime()
-        import torch_xla
+        try:
+            import torch_xla
 
-        self._torch_xla, self._xlac = torch_xla, torch_xla._XLAC
+            self._torch_xla, self._xlac = torch_xla, torch_xla._XLAC
+            self.device_count()
+        except (ImportError, OSError, RuntimeError) as error:
+            # torch_xla itself is there and fits (see above): what is missing is the runtime that PJRT_DEVICE names.
+            raise UnavailableDeviceError(
+                "xla",
+                f"the runtime PJRT_DEVICE={os.environ.get('PJRT_DEVICE')} does not start: {type(error).__name__}: {error}",
+                "Set PJRT_DEVICE to a runtime that this machine has, such as CPU.",
+            ) from error
         self.capabilities = Capabilities(
-            unsupported_dtypes=frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}),
+            unsupported_dtypes=_UNSUPPORTED,
             strides=False,
             own_rng=True,
             host_memory=os.environ.get("PJRT_DEVICE") == "CPU",
@@ -48,10 +68,10 @@ class XlaBackend(Backend):
     def prepare(self) -> None:
         # autograd makes one thread per device, once, at the first backward of the process, and knows of XLA's devices
         # only if the runtime was started before that: so start it as early as possible.
-        torch.empty(1, device=self._torch_xla.device())
         enable_backward()
 
     def device_count(self) -> int:
+        # Under SPMD this is 1: the one virtual device that stands for the whole mesh.
         return int(self._torch_xla.runtime.addressable_device_count())
 
     def current_index(self) -> int | None:
@@ -67,8 +87,16 @@ class XlaBackend(Backend):
     ) -> list[Tensor]:
         with torch.no_grad():
             cast = _cast(tensors, dtypes)
-        sent: list[Tensor] = self._xlac._xla_tensors_from_aten(cast, [str(device)] * len(cast), None)
-        return sent
+            if not _UNSIGNED.isdisjoint({tensor.dtype for tensor in cast}):
+                return [tensor.detach().to(device) for tensor in cast]
+            names = [str(device)] * len(cast)
+            try:
+                sent: list[Tensor] = self._xlac._xla_tensors_from_aten(cast, names, None)
+            except RuntimeError:
+                # Lazy conjugates and negatives have no memory of their own to send; few models hold one.
+                resolved = [tensor.resolve_conj().resolve_neg() for tensor in cast]
+                sent = self._xlac._xla_tensors_from_aten(resolved, names, None)
+        return _without_grad(sent)
 
     def fetch(
         self,
@@ -87,7 +115,7 @@ class XlaBackend(Backend):
                 host = self._xlac._xla_get_cpu_tensors([tensors[position] for position in positions])
                 for position, tensor in zip(positions, host, strict=True):
                     fetched[position] = tensor
-            return _cast(fetched, dtypes)
+            return _cast(_without_grad(fetched), dtypes)
 
     def copy(
         self,
@@ -130,6 +158,14 @@ def _cast(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype] | None) -> li
     ]
 
 
+def _without_grad(fresh: list[Tensor]) -> list[Tensor]:
+    """The batched calls copy ``requires_grad`` from their sources; whether a copy needs it is the caller's business."""
+    for tensor in fresh:
+        if tensor.requires_grad:
+            tensor.requires_grad_(False)
+    return fresh
+
+
 def _check_pair() -> None:
     """torch_xla's metadata pins no torch, and with another one it fails to import with undefined symbols."""
     try:
@@ -147,19 +183,15 @@ def _check_pair() -> None:
 
 
 def _choose_runtime() -> None:
-    """Without PJRT_DEVICE and without an accelerator torch_xla warns and takes the CPU; say so for it."""
-    if "PJRT_DEVICE" in os.environ:
+    """Take the CPU without a word where nothing else can be meant; torch_xla does the same with a warning.
+
+    It does so while it is imported, so its own look for chips cannot be asked first.
+    """
+    if "PJRT_DEVICE" in os.environ or os.environ.get("PJRT_SELECT_DEFAULT_DEVICE") == "0" or find_spec("libneuronxla"):
         return
-    from torch_xla._internal import tpu
-
-    if tpu.num_available_chips() == 0 and not _has_neuron():
+    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
+    if not any(vendor.read_text().strip() == _GOOGLE for vendor in vendors):
         os.environ["PJRT_DEVICE"] = "CPU"
-
-
-def _has_neuron() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("libneuronxla") is not None
 
 
 _warned = threading.Lock()
@@ -179,18 +211,18 @@ def enable_backward() -> None:
     """
     if getattr(_thread, "backward_works", False):
         return
-    _thread.backward_works = True
     if _backward_works():
+        _thread.backward_works = True
         return
     torch.autograd.set_multithreading_enabled(False)
     if not _backward_works():
         torch.autograd.set_multithreading_enabled(True)
-        _thread.backward_works = False
         raise UnavailableDeviceError(
             "xla",
             "a backward pass ran in this process before the XLA runtime was started, and XLA backward passes fail now",
             'Call devconv.prepare("xla") at the start of the program, before the first backward().',
         )
+    _thread.backward_works = True
     if _warned.acquire(blocking=False):
         warnings.warn(
             "a backward pass ran before the XLA runtime was started; XLA backward passes run without autograd's "
@@ -202,7 +234,8 @@ def enable_backward() -> None:
 
 
 def _backward_works() -> bool:
-    with torch.enable_grad():
+    # A model may be moved inside torch.inference_mode(), where nothing could be learnt.
+    with torch.inference_mode(False), torch.enable_grad():
         probe = torch.ones((), device="xla", requires_grad=True)
         try:
             (probe * 2).backward()

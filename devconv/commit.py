@@ -1,0 +1,382 @@
+"""The new tensors take the place of the old ones, all of them, or the model is put back as it was.
+
+Every step is written to the journal before it is taken, and taking one back first looks whether it was taken. So the
+undo can begin after any instruction, and can itself be interrupted and begun again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import following, ghost
+from . import torch_internals as internals
+from .policy import Route
+from .survey import Entry, Inventory, Kind, Slot
+
+__all__ = ["Commit"]
+
+_log = logging.getLogger("devconv")
+
+
+class Commit:
+    """One model's change, with its journal.
+
+    Args:
+        inventory: decided and staged entries.
+        fn: the function that ``_apply`` got.
+        adopt: decides a tensor that turned up only while an overriding module was entered.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        fn: Callable[[Tensor], Tensor],
+        adopt: Callable[[Entry, Tensor], None],
+    ) -> None:
+        self.inventory = inventory
+        self.fn = fn
+        self.adopt = adopt
+        self.ghosts = 0
+        self._done: list[tuple[Entry, Any]] = []
+        """Entries in the order of their turn, each with what its undo needs."""
+        self._slots: list[tuple[Slot, Tensor | None]] = []
+        self._attributes: list[tuple[nn.Module, str, Any]] = []
+        self._entered: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
+        self._undos: list[Callable[[], None]] = []
+        self._lookup: Callable[[Tensor], Tensor] | None = None
+        self._replaced: dict[int, Entry] = {}
+
+    # -- forward -----------------------------------------------------------------------------------------------------
+
+    def run(self, entries: list[Entry]) -> None:
+        """Commit the entries that stand in a module without an ``_apply`` of its own."""
+        keep = Route.KEEP
+        for entry in entries:
+            if not entry.inside and entry.owner is None and (entry.decision.route is not keep or entry.grad is not None):
+                self.commit(entry)
+
+    def commit(self, entry: Entry) -> None:
+        """Commit one tensor and its gradient, once."""
+        if entry.committed:
+            return
+        entry.committed = True
+        route = entry.decision.route
+        if route is not Route.KEEP:
+            _STEPS[route](self, entry)
+        grad = entry.grad
+        if grad is None:
+            return
+        if not grad.committed:
+            grad.committed = True
+            if grad.decision.route is not Route.KEEP:
+                _STEPS[grad.decision.route](self, grad)
+        holder = self._replacement(entry)
+        if holder.grad is not grad.tensor:
+            self._done.append((entry, None))
+            holder.grad = grad.tensor
+
+    def _replacement(self, entry: Entry) -> Tensor:
+        """The object that stands in the module now."""
+        return entry.staged if entry.decision.route is Route.OVERWRITE and entry.staged is not None else entry.tensor
+
+    def _swap(self, entry: Entry) -> None:
+        tensor, staged = entry.tensor, entry.staged
+        assert staged is not None  # noqa: S101 - staged by the step before
+        if tensor.requires_grad and not staged.requires_grad:
+            staged.requires_grad_()
+        self._done.append((entry, internals.impl_of(tensor)))
+        try:
+            internals.swap_impl(tensor, staged)
+        except RuntimeError as error:
+            error.add_note(f"while swapping {entry.name}")
+            raise
+        if entry.kind is Kind.CUSTOM:
+            self._carry_result(entry, staged)
+        _relink(tensor)
+        if entry.live and tensor.requires_grad:
+            ghost.attach(staged, tensor)
+            self.ghosts += 1
+
+    def _carry_result(self, entry: Entry, staged: Tensor) -> None:
+        """What the result of a class's own conversion carries wins over what the tensor carried."""
+        carried = vars(staged)
+        if carried:
+            before = dict(vars(entry.tensor))
+            self._undos.append(lambda: _restore_dict(vars(entry.tensor), before))
+            vars(entry.tensor).update(carried)
+
+    def _full_swap(self, entry: Entry) -> None:
+        tensor, staged = entry.tensor, entry.staged
+        assert staged is not None  # noqa: S101
+        if isinstance(tensor, nn.Parameter) and not isinstance(staged, nn.Parameter):
+            staged = entry.staged = nn.Parameter(staged, requires_grad=tensor.requires_grad)
+        attributes = dict(vars(tensor))
+        self._done.append((entry, internals.impl_of(tensor)))
+        torch.utils.swap_tensors(tensor, staged)
+        for name, value in attributes.items():
+            vars(tensor).setdefault(name, value)
+        _relink(tensor)
+
+    def _set_data(self, entry: Entry) -> None:
+        tensor, staged = entry.tensor, entry.staged
+        assert staged is not None  # noqa: S101
+        self._done.append((entry, tensor.data))
+        tensor.data = staged
+
+    def _overwrite(self, entry: Entry) -> None:
+        tensor, staged = entry.tensor, entry.staged
+        assert staged is not None  # noqa: S101
+        if entry.parameter:
+            new = internals.make_like(tensor, staged)
+            internals.set_backward_hooks(new, internals.backward_hooks(tensor))
+            internals.set_accumulate_hooks(new, internals.accumulate_hooks(tensor))
+        else:
+            # What a class's own conversion returns keeps the class that it chose.
+            new = staged.as_subclass(type(tensor)) if type(staged) is Tensor else staged
+        if new is not tensor:
+            carry_attributes(tensor, new)
+        entry.staged = new
+        self._replaced[id(new)] = entry
+        self._done.append((entry, (internals.accumulate_hooks(tensor),)))
+        if not entry.more:
+            table, key = entry.table, entry.key
+            self._slots.append((Slot(entry.home, table, key), tensor))
+            table[key] = new
+        else:
+            for slot in entry.slots:
+                self._slots.append((slot, tensor))
+                slot.table[slot.key] = new
+        if entry.parameter and entry.live and tensor.requires_grad:
+            ghost.attach(tensor, new)
+            self.ghosts += 1
+
+    # -- modules that bring their own _apply -------------------------------------------------------------------------
+
+    def enter(self, module: nn.Module) -> object:
+        """Call an overriding module's own ``_apply``, with a look-up in place of the function.
+
+        Returns:
+            What it returned.
+        """
+        for inner in module.modules():
+            self._entered.append((inner, dict(vars(inner)), _containers(inner)))
+        return getattr(module, internals.APPLY)(self.lookup)
+
+    @property
+    def lookup(self) -> Callable[[Tensor], Tensor]:
+        """The caller's function, answered from what is staged already; the real function for any other tensor."""
+        if self._lookup is None:
+            fn = self.fn
+
+            @functools.wraps(fn)
+            def lookup(tensor: Tensor) -> Tensor:
+                entry = self._entry_of(tensor)
+                if entry is None:
+                    return fn(tensor)
+                if entry.committed:
+                    return self._replacement(entry)
+                return entry.staged if entry.staged is not None else tensor
+
+            # torchmetrics reads the name out of str(fn), which functools.wraps alone does not carry.
+            self._lookup = lookup
+        return self._lookup
+
+    def _entry_of(self, tensor: Tensor) -> Entry | None:
+        return self.inventory.by_id.get(id(tensor)) or self._replaced.get(id(tensor))
+
+    def join(self, module: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool) -> nn.Module:
+        """An overriding module's call of the base class: commit its tensors, with whatever function it brings."""
+        if recurse:
+            for child in module.children():
+                getattr(child, internals.APPLY)(fn)
+        for table in (internals.parameters_of(module), internals.buffers_of(module)):
+            for key, tensor in list(table.items()):
+                if tensor is not None:
+                    self._join_tensor(tensor, Slot((module, ""), table, key), fn)
+        return module
+
+    def _join_tensor(self, tensor: Tensor, slot: Slot, fn: Callable[[Tensor], Tensor]) -> None:
+        entry = self._entry_of(tensor)
+        if entry is None:
+            # It turned up while the module was entered: a parameter that the override itself has just registered.
+            entry = Entry(tensor, *slot)
+            entry.parameter = isinstance(tensor, nn.Parameter)
+            self.inventory.by_id[id(tensor)] = entry
+        if entry.committed:
+            return
+        with torch.no_grad():
+            result = fn(tensor)
+        if result is not entry.staged or entry.staged is None:
+            if result is tensor:
+                return
+            entry.staged = result
+            self.adopt(entry, result)
+        if entry.grad is not None and not entry.grad.committed:
+            with torch.no_grad():
+                moved = fn(entry.grad.tensor)
+            if moved is not entry.grad.staged and moved is not entry.grad.tensor:
+                entry.grad.staged = moved
+                self.adopt(entry.grad, moved)
+        self.commit(entry)
+
+    # -- what hangs on the tensors -----------------------------------------------------------------------------------
+
+    def set_attribute(self, module: nn.Module, name: str, value: object) -> None:
+        """Set a module's plain attribute, journaled."""
+        self._attributes.append((module, name, vars(module).get(name)))
+        vars(module)[name] = value
+
+    def then(self, undo: Callable[[], None]) -> None:
+        """Add an undo for a step taken elsewhere; it must bear being called twice."""
+        self._undos.append(undo)
+
+    def moves(self) -> following.Moves:
+        """Where the parameters were, for the optimizers that hold them."""
+        return following.Moves(
+            [
+                (entry.tensor, self._replacement(entry), entry.home[0], entry.key, decision.device, decision.dtype)
+                for entry, _ in self._done
+                if (decision := entry.decision).route is not Route.KEEP and entry.owner is None and entry.parameter
+            ]
+        )
+
+    # -- back --------------------------------------------------------------------------------------------------------
+
+    def undo(self) -> None:
+        """Put everything back: objects, values, grads, hooks, attributes. Interrupts are held until it is done."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                self._undo()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            _log.warning("interrupted while undoing a conversion; the undo was completed")
+
+    def _undo(self) -> None:
+        for undo in reversed(self._undos):
+            undo()
+        for module, attributes, containers in reversed(self._entered):
+            _restore_dict(vars(module), attributes)
+            for container, content in containers:
+                _restore_content(container, content)
+        for module, name, value in reversed(self._attributes):
+            vars(module)[name] = value
+        for slot, tensor in reversed(self._slots):
+            slot.table[slot.key] = tensor
+        for entry, before in reversed(self._done):
+            _UNDO[entry.decision.route](entry, before)
+        for entry, _ in self._done:
+            owner = entry if entry.owner is None else entry.owner
+            grad = owner.grad.tensor if owner.grad is not None else None
+            if grad is not None and owner.tensor.grad is not grad:
+                owner.tensor.grad = grad
+        for entry, _ in self._done:
+            entry.committed = False
+
+    def finish(self) -> None:
+        """Past the point of no return: let go of the old tensors, and of what spent graphs need not keep."""
+        for entry, _ in self._done:
+            # Not after an overwrite: the old object is still somebody's parameter.
+            if entry.spent and entry.decision.route is Route.SWAP and entry.staged is not None:
+                ghost.release(entry.staged)
+        self._done.clear()
+        self._slots.clear()
+        self._undos.clear()
+        self._entered.clear()
+        self._attributes.clear()
+
+
+def _relink(tensor: Tensor) -> None:
+    """Make autograd read the hook dicts that stayed with the object; they were registered on the old TensorImpl."""
+    hooks = internals.backward_hooks(tensor)
+    if hooks is not None:
+        internals.set_backward_hooks(tensor, hooks)
+    hooks = internals.accumulate_hooks(tensor)
+    if hooks is not None:
+        internals.set_accumulate_hooks(tensor, hooks)
+
+
+def carry_attributes(old: Tensor, new: Tensor) -> None:
+    """Give `new` the Python attributes and slots of `old` that it does not bring itself."""
+    for name, value in vars(old).items():
+        vars(new).setdefault(name, value)
+    if type(old) in (Tensor, nn.Parameter):
+        return
+    for name in internals.slot_names(type(old)):
+        if hasattr(old, name) and not hasattr(new, name):
+            setattr(new, name, getattr(old, name))
+
+
+def _undo_swap(entry: Entry, before: int | None) -> None:
+    tensor, staged = entry.tensor, entry.staged
+    if before is None or staged is None:
+        return
+    if internals.impl_of(tensor) != before:
+        internals.swap_impl(tensor, staged)
+    # Both dicts, also where there is none: the delivery of a ghost may hang on the TensorImpl that came back.
+    internals.set_backward_hooks(tensor, internals.backward_hooks(tensor))
+    internals.set_accumulate_hooks(tensor, internals.accumulate_hooks(tensor))
+
+
+def _undo_full_swap(entry: Entry, before: int | None) -> None:
+    if before is not None and entry.staged is not None and internals.impl_of(entry.tensor) != before:
+        torch.utils.swap_tensors(entry.tensor, entry.staged)
+        _relink(entry.tensor)
+
+
+def _undo_set_data(entry: Entry, before: Tensor | None) -> None:
+    if before is not None:
+        entry.tensor.data = before
+
+
+def _undo_overwrite(entry: Entry, before: tuple[dict[int, Callable[..., Any]] | None] | None) -> None:
+    if before is not None and entry.live and entry.tensor.requires_grad:
+        internals.set_accumulate_hooks(entry.tensor, before[0])
+
+
+def _undo_nothing(entry: Entry, _: object) -> None:
+    """The gradient's own entry puts it back."""
+
+
+_STEPS: dict[Route, Callable[[Commit, Entry], None]] = {
+    Route.SWAP: Commit._swap,
+    Route.RETARGET: Commit._swap,
+    Route.FULL_SWAP: Commit._full_swap,
+    Route.SET_DATA: Commit._set_data,
+    Route.OVERWRITE: Commit._overwrite,
+}
+_UNDO: dict[Route, Callable[[Entry, Any], None]] = {
+    Route.SWAP: _undo_swap,
+    Route.RETARGET: _undo_swap,
+    Route.FULL_SWAP: _undo_full_swap,
+    Route.SET_DATA: _undo_set_data,
+    Route.OVERWRITE: _undo_overwrite,
+    Route.KEEP: _undo_nothing,
+}
+
+
+def _containers(module: nn.Module) -> list[tuple[Any, Any]]:
+    """The module's lists, dicts and sets, each with a copy of its content."""
+    return [(value, value.copy()) for value in vars(module).values() if isinstance(value, list | dict | set)]
+
+
+def _restore_dict(table: dict[str, Any], before: dict[str, Any]) -> None:
+    # Not compared first: comparing tensors is a computation.
+    table.clear()
+    table.update(before)
+
+
+def _restore_content(container: Any, content: Any) -> None:
+    if isinstance(container, list):
+        container[:] = content
+    else:
+        container.clear()
+        container.update(content)

@@ -1,0 +1,462 @@
+"""The one driver: survey, plan, stage, commit, report, for the flag and for the explicit form alike."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import flag, following, registry
+from . import torch_internals as internals
+from .backend import Backend
+from .commit import Commit
+from .errors import ConversionError, ConversionRefused, NotAModuleError, PartialConversionError
+from .nested import move_nested
+from .patches import Patch
+from .planning import Plan, decide_result, items_of, make_plan, settled
+from .policy import Route
+from .report import Report
+from .staging import ask, stage
+from .survey import Inventory, survey
+from .transfer import Transfer, capture, recognise
+
+__all__ = ["APPLY", "convert", "last_report", "move", "plan", "prepare", "running", "through_door"]
+
+T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
+
+_log = logging.getLogger("devconv")
+_commits = threading.RLock()
+"""Commits take turns: two models may share a tensor."""
+_running: ContextVar[Commit | str | None] = ContextVar("devconv_conversion", default=None)
+_STOCK = "stock"
+_thread = threading.local()
+
+BATCH_BYTES = 64 * 2**20
+"""What ``atomic=False`` converts at a time, in bytes."""
+
+
+def running() -> bool:
+    """Whether a conversion is under way in this context."""
+    return _running.get() is not None
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One conversion as it was asked for."""
+
+    module: nn.Module
+    fn: Callable[[Tensor], Tensor]
+    recurse: bool = True
+    entered: bool = False
+    """The root's own ``_apply`` is already running: it called the base class."""
+    optimizers: list[Optimizer] = field(default_factory=list)
+    atomic: bool = True
+
+
+def _apply(stock: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    @functools.wraps(stock)
+    def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        current = _running.get()
+        if isinstance(current, Commit):
+            return current.join(self, fn, recurse)
+        if current is None and flag.active():
+            run(_Request(self, fn, recurse, entered=True))
+            return self
+        return stock(self, fn, recurse)
+
+    return apply
+
+
+APPLY = Patch(nn.Module, internals.APPLY, _apply)
+
+
+def through_door(
+    module: nn.Module, name: str, stock: Callable[..., nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> nn.Module:
+    """A front door of ``nn.Module``, with the flag on."""
+    if name == "to":
+        asked = kwargs.get("device", args[0] if args else None)
+        if isinstance(asked, str):
+            # A vendor's device has a name that torch can parse only after its library was loaded.
+            registry.resolve(asked)
+    fn, recurse = capture(stock, args, kwargs)
+    if fn is None:
+        return stock(module, *args, **kwargs)
+    _, returned = run(_Request(module, fn, recurse))
+    return returned
+
+
+def run(request: _Request) -> tuple[Report, nn.Module]:
+    """Carry out one conversion.
+
+    Returns:
+        The report, and what the module's own ``_apply`` returned (the module, as a rule).
+    """
+    started = time.perf_counter()
+    module = request.module
+    transfer = recognise(request.fn)
+    backend: Backend | None = None
+    if transfer is not None and transfer.device is not None:
+        device, backend = registry.resolve(transfer.device)
+        transfer = transfer.on(device)
+        backend.prepare()
+    if transfer is not None and settled(module, transfer, request.recurse, entered=request.entered):
+        report = Report(tuple, str(transfer), seconds=time.perf_counter() - started)
+        _thread.report = report
+        return report, module
+    with _collector_paused(), _commits:
+        report, returned = _convert(request, transfer, backend, started)
+    _thread.report = report
+    _log.debug("%r", report)
+    return report, returned
+
+
+def _convert(
+    request: _Request, transfer: Transfer | None, backend: Backend | None, started: float
+) -> tuple[Report, nn.Module]:
+    inventory = survey(request.module, request.recurse, entered=request.entered)
+    try:
+        with _set_aside(inventory) as derived:
+            # Left by a forward under autocast; a TensorImpl that they point to weakly cannot be swapped.
+            torch.clear_autocast_cache()
+            results = None if transfer is not None else _ask_all(inventory, request.fn)
+            made = make_plan(inventory, transfer or Transfer(), backend, results)
+            if made.refusals:
+                raise ConversionRefused(made.refusals)
+            if made.stock:
+                return _run_stock(request, made, started)
+            if request.atomic or results is not None:
+                if results is None and transfer is not None:
+                    stage(inventory.entries, transfer, request.fn)
+                commit, returned = _commit(request, made, derived)
+            else:
+                commit, returned = _commit_in_batches(request, made, transfer or Transfer(), derived)
+            report = Report(
+                items_of(inventory.entries),
+                made.what,
+                seconds=time.perf_counter() - started,
+                holders=made.holders,
+                ghosts=commit.ghosts,
+                notes=made.notes,
+            )
+            return report, returned
+    finally:
+        inventory.release()
+
+
+def _ask_all(inventory: Inventory, fn: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    """An opaque function's answer for every distinct tensor, before anything is committed."""
+    results: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for entry in inventory.entries:
+            result = ask(entry.tensor, fn)
+            if not isinstance(result, Tensor):
+                raise TypeError(f"the function returned a {type(result).__qualname__} for {entry.name}, not a tensor")
+            results[id(entry.tensor)] = result
+            if result is not entry.tensor:
+                entry.staged = result
+    return results
+
+
+def _commit(request: _Request, made: Plan, derived: list[_Derived]) -> tuple[Commit, nn.Module]:
+    inventory = made.inventory
+    commit = Commit(inventory, request.fn, lambda entry, result: decide_result(made, entry, result))
+    token = _running.set(commit)
+    try:
+        commit.run(inventory.entries)
+        returned = _enter_overriding(request, commit)
+        for attribute in derived:
+            attribute.derive(commit)
+        _follow(request, commit, made)
+    except BaseException as error:
+        commit.undo()
+        error.add_note("devconv put the model back as it was before the conversion")
+        raise
+    finally:
+        _running.reset(token)
+    commit.finish()
+    return commit, returned
+
+
+def _enter_overriding(request: _Request, commit: Commit) -> nn.Module:
+    returned: nn.Module = request.module
+    if not commit.inventory.overriding:
+        return returned
+    with APPLY.held():
+        for module in commit.inventory.overriding:
+            result = commit.enter(module)
+            if module is request.module and isinstance(result, nn.Module):
+                returned = result
+    return returned
+
+
+def _follow(request: _Request, commit: Commit, made: Plan) -> None:
+    following.log_moves(commit.moves(), automatic=flag.active())
+    for optimizer in request.optimizers:
+        commit.then(following.reconcile(optimizer, made.notes))
+
+
+def _commit_in_batches(
+    request: _Request, made: Plan, transfer: Transfer, derived: list[_Derived]
+) -> tuple[Commit, nn.Module]:
+    """``atomic=False``: the extra memory is that of one batch; a failure leaves earlier batches converted."""
+    inventory = made.inventory
+    commit = Commit(inventory, request.fn, lambda entry, result: decide_result(made, entry, result))
+    converted: list[str] = []
+    token = _running.set(commit)
+    try:
+        for batch in inventory.batches(BATCH_BYTES):
+            stage(batch, transfer, request.fn)
+            commit.run(batch)
+            following.log_moves(commit.moves(), automatic=flag.active())
+            commit.finish()
+            converted += [entry.name for entry in batch if entry.decision.route is not Route.KEEP and not entry.inside]
+            for entry in batch:
+                if not entry.inside:
+                    entry.let_go()
+        returned = _enter_overriding(request, commit)
+        for attribute in derived:
+            attribute.derive(commit)
+        _follow(request, commit, made)
+    except BaseException as error:
+        commit.undo()
+        if not converted:
+            error.add_note("devconv put the model back as it was before the conversion")
+            raise
+        for attribute in derived:
+            attribute.derive(commit)
+        if not isinstance(error, Exception):
+            error.add_note(f"converted before it, with atomic=False: {', '.join(converted)}")
+            raise
+        raise PartialConversionError(converted, error) from error
+    finally:
+        _running.reset(token)
+    commit.finish()
+    return commit, returned
+
+
+def _run_stock(request: _Request, made: Plan, started: float) -> tuple[Report, nn.Module]:
+    rows = items_of(made.inventory.entries)
+    token = _running.set(_STOCK)
+    try:
+        # The module's own _apply, unless it is the one that is running.
+        apply = functools.partial(internals.stock_apply, request.module) if request.entered else getattr(
+            request.module, internals.APPLY
+        )
+        returned = apply(request.fn) if request.recurse else apply(request.fn, recurse=False)
+    finally:
+        _running.reset(token)
+
+    def stock_rows() -> Iterable[Any]:
+        from dataclasses import replace
+
+        return (replace(item, route=Route.STOCK) for item in rows())
+
+    report = Report(stock_rows, made.what, seconds=time.perf_counter() - started, notes=made.notes)
+    return report, returned
+
+
+@dataclass
+class _Derived:
+    """An attribute that a forward pre-hook derives from parameters, set aside with the graph that pins them."""
+
+    module: nn.Module
+    name: str
+    value: Tensor
+    make: Callable[[], Tensor]
+
+    def derive(self, commit: Commit) -> None:
+        """Derive it afresh from the converted parameters."""
+        with torch.set_grad_enabled(self.value.requires_grad):
+            commit.set_attribute(self.module, self.name, self.make())
+
+
+@contextmanager
+def _set_aside(inventory: Inventory) -> Iterator[list[_Derived]]:
+    derived = [
+        _Derived(module, name, vars(module).pop(name), make)
+        for module, name, make in inventory.derived
+        if isinstance(vars(module).get(name), Tensor)
+    ]
+    try:
+        yield derived
+    finally:
+        for attribute in derived:
+            # A failure before it was derived afresh: it never left.
+            vars(attribute.module).setdefault(attribute.name, attribute.value)
+
+
+_paused = 0
+_pause_lock = threading.Lock()
+_was_enabled = False
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Thousands of new containers make Python's cyclic collector scan the whole model again and again."""
+    global _paused, _was_enabled
+    with _pause_lock:
+        if _paused == 0:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _paused += 1
+    try:
+        yield
+    finally:
+        with _pause_lock:
+            _paused -= 1
+            if _paused == 0 and _was_enabled:
+                gc.enable()
+
+
+def _request_to(
+    module: nn.Module,
+    device: str | torch.device | int | None,
+    dtype: torch.dtype | None,
+    memory_format: torch.memory_format | None,
+    non_blocking: bool,
+) -> Callable[[Tensor], Tensor]:
+    if not isinstance(module, nn.Module):
+        raise NotAModuleError(module)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype= takes a torch.dtype, got {type(dtype).__qualname__}")
+    target = None if device is None else registry.resolve(device)[0]
+    fn, _ = capture(internals.stock_to, (target, dtype, non_blocking), {"memory_format": memory_format})
+    assert fn is not None  # noqa: S101 - stock torch's own door
+    return fn
+
+
+def convert(
+    module: nn.Module,
+    device: str | torch.device | int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    memory_format: torch.memory_format | None = None,
+    non_blocking: bool = False,
+    optimizers: Optimizer | Iterable[Optimizer] | None = None,
+    atomic: bool = True,
+) -> Report:
+    """Convert a module in place, whole or not at all, without the flag and without any hook.
+
+    Args:
+        module: the root of what is converted.
+        device: the target, None to stay.
+        dtype: for floating point and complex tensors, None to keep theirs.
+        memory_format: for tensors of 4 and 5 dimensions.
+        non_blocking: the copies need not be complete on return.
+        optimizers: those that were built on the module; their state is moved too, all or nothing. Without it, call
+            `devconv.follow` before their next step.
+        atomic: False bounds the extra memory of a dtype change on one device to one batch of 64 MiB; a failure then
+            leaves what was converted before it, and the error lists it.
+
+    Returns:
+        What was done, tensor by tensor.
+
+    Raises:
+        NotAModuleError: `module` is none.
+        InvalidDeviceError: `device` names no usable device.
+        OptimizerMismatchError: an optimizer holds no parameter of `module`.
+        ConversionRefused: stock torch would break something; all reasons are listed, and nothing was changed.
+        ConversionError: `atomic` is False and a device would change.
+
+    >>> layer = nn.Linear(2, 1)
+    >>> weight = layer.weight
+    >>> report = convert(layer, dtype=torch.float64)
+    >>> layer.weight is weight, weight.dtype, dict(report.routes)
+    (True, torch.float64, {<Route.SET_DATA: 'set-data'>: 2})
+    """
+    fn = _request_to(module, device, dtype, memory_format, non_blocking)
+    if not atomic and device is not None:
+        raise ConversionError(
+            "", str(device), "atomic=False is for a dtype change on one device", "Leave device= out, or atomic=True."
+        )
+    parameters = {id(parameter) for parameter in module.parameters()}
+    listed = following.check_optimizers(optimizers, parameters)
+    report, _ = run(_Request(module, fn, optimizers=listed, atomic=atomic))
+    return report
+
+
+def plan(
+    module: nn.Module,
+    device: str | torch.device | int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    memory_format: torch.memory_format | None = None,
+    non_blocking: bool = False,
+) -> Plan:
+    """What `convert` would do with these arguments: routes, bytes, peak memory, refusals. Nothing is changed.
+
+    >>> print(plan(nn.Linear(2, 1), "meta").routes)
+    Counter({<Route.SWAP: 'swap'>: 2})
+    """
+    fn = _request_to(module, device, dtype, memory_format, non_blocking)
+    transfer = recognise(fn)
+    assert transfer is not None  # noqa: S101 - made by torch's own door
+    backend = None
+    if transfer.device is not None:
+        resolved, backend = registry.resolve(transfer.device)
+        transfer = transfer.on(resolved)
+    with _collector_paused():
+        inventory = survey(module)
+        try:
+            with _set_aside(inventory):
+                made = make_plan(inventory, transfer, backend)
+            made.release()
+        finally:
+            inventory.release()
+    return made
+
+
+def last_report() -> Report | None:
+    """The report of the last conversion in this thread, None before the first."""
+    return getattr(_thread, "report", None)
+
+
+def prepare(device: str | torch.device) -> torch.device:
+    """Load a device's backend and start its runtime, before the first backward pass where that matters (XLA).
+
+    Returns:
+        The device with its index.
+
+    >>> prepare("cpu")
+    device(type='cpu')
+    """
+    resolved, backend = registry.resolve(device)
+    backend.prepare()
+    return resolved
+
+
+def move(value: T, device: str | torch.device | int, dtype: torch.dtype | None = None, non_blocking: bool = False) -> T:
+    """Nested inputs on a device, in one batch.
+
+    Args:
+        value: a tensor, or lists, tuples, dicts and dataclasses of tensors; other objects with a ``to`` method are
+            asked to move themselves, anything else is returned as it is.
+        device: the target.
+        dtype: for floating point and complex tensors, None to keep theirs.
+        non_blocking: the copies need not be complete on return.
+
+    Returns:
+        The same structure; tensors that are there already are the same objects.
+
+    Raises:
+        InvalidDeviceError: `device` names no usable device.
+
+    >>> move({"x": [torch.ones(2)], "name": "batch"}, "meta")
+    {'x': [tensor(..., device='meta', size=(2,))], 'name': 'batch'}
+    """
+    resolved, backend = registry.resolve(device)
+    backend.prepare()
+    return move_nested(value, resolved, dtype, non_blocking)

@@ -1,0 +1,289 @@
+"""Optimizers follow their parameters.
+
+Moves that keep parameters' identity need no relinking, but an optimizer's state is still where the parameters were.
+Each move is logged: what the parameter was, by the module that owns it, since a weak reference to the parameter itself
+would forbid stock torch's own swap. State that was where its parameter was goes where the parameter is; state that
+somebody put elsewhere (offloaded, or float32 beside bfloat16 parameters) stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from . import torch_internals as internals
+from .errors import OptimizerMismatchError
+
+__all__ = ["Moves", "check_optimizers", "follow", "log_moves", "reconcile"]
+
+_log = logging.getLogger("devconv")
+
+
+@dataclass
+class _Trace:
+    """The places where one parameter has been, each with the number of the move that took it away from there."""
+
+    owner: weakref.ref[nn.Module]
+    key: str
+    left: dict[tuple[torch.device, torch.dtype], int] = field(default_factory=dict)
+    replaced: weakref.ref[Tensor] | None = None
+    """After an overwrite: the old object, which only its optimizers hold."""
+    successor: weakref.ref[Tensor] | None = None
+
+    def is_of(self, parameter: Tensor) -> bool:
+        if self.replaced is not None:
+            return self.replaced() is parameter
+        owner = self.owner()
+        return owner is not None and internals.parameters_of(owner).get(self.key, None) is parameter
+
+
+@dataclass(frozen=True)
+class Moves:
+    """One conversion's moves, as ``(parameter, its successor, owner, key, old device, old dtype)``."""
+
+    rows: list[tuple[Tensor, Tensor, nn.Module, str, torch.device, torch.dtype]]
+
+
+_lock = threading.RLock()
+_traces: dict[int, _Trace] = {}
+_move = 0
+_prune_at = 4096
+_seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+_hook: torch.utils.hooks.RemovableHandle | None = None
+
+
+def log_moves(moves: Moves, *, automatic: bool) -> None:
+    """Remember where parameters have been, so that optimizers can follow.
+
+    Args:
+        moves: one conversion's moves.
+        automatic: optimizers follow by themselves at their next step: the flag is on.
+    """
+    global _move, _prune_at, _hook
+    if not moves.rows:
+        return
+    with _lock:
+        _move += 1
+        for parameter, successor, owner, key, device, dtype in moves.rows:
+            trace = _traces.get(id(parameter))
+            if trace is None or not trace.is_of(parameter):
+                trace = _traces[id(parameter)] = _Trace(weakref.ref(owner), key)
+            trace.left[device, dtype] = _move
+            if successor is not parameter:
+                trace.replaced, trace.successor = weakref.ref(parameter), weakref.ref(successor)
+        if len(_traces) > _prune_at:
+            for number in [number for number, trace in _traces.items() if _is_gone(trace)]:
+                del _traces[number]
+            _prune_at = max(4096, 2 * len(_traces))
+        if automatic and _hook is None:
+            # It stays when the flag's scope ends: the next step may come after that, and would meet state that was
+            # left behind.
+            _hook = register_optimizer_step_pre_hook(_before_step)
+
+
+def _is_gone(trace: _Trace) -> bool:
+    return trace.owner() is None or (trace.replaced is not None and trace.replaced() is None)
+
+
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
+    if _seen.get(optimizer) != _move:
+        reconcile(optimizer)
+
+
+def follow(*optimizers: Optimizer) -> None:
+    """Let optimizers catch up with every conversion since their last step.
+
+    With the flag set this happens by itself at the next step; call it after `devconv.convert` without
+    ``optimizers=``, or before reading an optimizer's state between a move and the next step.
+
+    Args:
+        optimizers: optimizers that were built on parameters which have been converted since.
+
+    Raises:
+        OptimizerMismatchError: one of them is no optimizer.
+    """
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise OptimizerMismatchError(optimizer, "is no torch.optim.Optimizer")
+    for optimizer in optimizers:
+        reconcile(optimizer)
+
+
+def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, parameters: set[int]) -> list[Optimizer]:
+    """The optimizers as a list, each checked to hold at least one of the module's parameters.
+
+    Raises:
+        OptimizerMismatchError: one is no optimizer, or belongs to another model.
+    """
+    if optimizers is None:
+        return []
+    listed = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    for optimizer in listed:
+        if not isinstance(optimizer, Optimizer):
+            raise OptimizerMismatchError(optimizer, "is no torch.optim.Optimizer")
+        if not any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):
+            raise OptimizerMismatchError(optimizer, "holds no parameter of the module")
+    return listed
+
+
+def reconcile(optimizer: Optimizer, notes: list[str] | None = None) -> Callable[[], None]:
+    """Bring one optimizer up to the last move.
+
+    Args:
+        optimizer: any of torch.optim's.
+        notes: takes a sentence about whatever the caller should know.
+
+    Returns:
+        A function that takes everything back; it may be called more than once.
+    """
+    with _lock:
+        since = _seen.get(optimizer, 0)
+        before = _snapshot(optimizer)
+        marked = _seen.get(optimizer)
+
+        def undo() -> None:
+            _restore(optimizer, before)
+            with _lock:
+                if marked is None:
+                    _seen.pop(optimizer, None)
+                else:
+                    _seen[optimizer] = marked
+
+        try:
+            with torch.no_grad():
+                _bring(optimizer, since, notes if notes is not None else [])
+        except BaseException:
+            undo()
+            raise
+        _seen[optimizer] = _move
+        return undo
+
+
+def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
+    for group in optimizer.param_groups:
+        left: set[torch.device] = set()
+        for position, parameter in enumerate(group["params"]):
+            current, places = _trace(parameter, since)
+            if not places:
+                continue
+            left.update(device for device, _ in places)
+            if current is not parameter:
+                # After an overwrite: the group's parameter becomes its successor, and takes the state with it.
+                group["params"][position] = current
+                if parameter in optimizer.state:
+                    optimizer.state[current] = optimizer.state.pop(parameter)
+            state = optimizer.state.get(current)
+            for key, value in list(state.items()) if state else ():
+                state[key] = _carry(value, current, places, group, key)
+        if left:
+            _unfuse(optimizer, group, notes)
+            _carry_options(group, left)
+
+
+def _trace(parameter: Tensor, since: int) -> tuple[Tensor, set[tuple[torch.device, torch.dtype]]]:
+    """What a parameter is now, and where it has been since a move."""
+    places: set[tuple[torch.device, torch.dtype]] = set()
+    while True:
+        trace = _traces.get(id(parameter))
+        if trace is None or not trace.is_of(parameter):
+            return parameter, places
+        places |= {place for place, move in trace.left.items() if move > since}
+        successor = trace.successor() if trace.successor is not None else None
+        if successor is None:
+            return parameter, places
+        parameter = successor
+
+
+def _unfuse(optimizer: Optimizer, group: dict[str, Any], notes: list[str]) -> None:
+    """A fused optimizer on a device without fused kernels is an internal assertion at its next step."""
+    if not group.get("fused"):
+        return
+    supported = internals.fused_device_types()
+    if all(parameter.device.type in supported for parameter in group["params"]):
+        return
+    group["fused"], group["foreach"] = False, True
+    for parameter in group["params"]:
+        step = optimizer.state.get(parameter, {}).get("step")
+        if isinstance(step, Tensor) and not group.get("capturable"):
+            optimizer.state[parameter]["step"] = step.to("cpu")
+    device_type = next(parameter.device.type for parameter in group["params"] if parameter.device.type not in supported)
+    note = f"{device_type} has no fused kernels: {type(optimizer).__name__} goes on with foreach=True"
+    if note not in notes:
+        notes.append(note)
+        _log.warning(note)
+
+
+def _carry(
+    value: Any, parameter: Tensor, places: set[tuple[torch.device, torch.dtype]], group: dict[str, Any], key: str
+) -> Any:
+    """State where its parameter is, recursively: LBFGS keeps tensors in lists."""
+    if isinstance(value, Tensor):
+        return _carry_tensor(value, parameter, places, group, key)
+    if isinstance(value, dict):
+        return {name: _carry(item, parameter, places, group, key) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_carry(item, parameter, places, group, key) for item in value]
+        return items if isinstance(value, list) else type(value)(items)
+    return value
+
+
+def _carry_tensor(
+    value: Tensor, parameter: Tensor, places: set[tuple[torch.device, torch.dtype]], group: dict[str, Any], key: str
+) -> Tensor:
+    if key == "step":
+        # torch keeps it on the host, unless the kernels read it: there a device-side step is slow (pytorch#74424).
+        on_device = group.get("capturable") or group.get("fused")
+        return value.to(parameter.device if on_device else "cpu")
+    device = parameter.device if value.device in {device for device, _ in places} else value.device
+    dtype = parameter.dtype if value.dtype in {dtype for _, dtype in places} and _is_cast(value) else value.dtype
+    return value.to(device, dtype)
+
+
+def _is_cast(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _carry_options(group: dict[str, Any], left: set[torch.device]) -> None:
+    """Learning rates and betas may be tensors; those on the parameters' old device go along, in their own dtype."""
+    parameter = group["params"][0]
+
+    def carry(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(parameter.device) if value.device in left else value
+        if isinstance(value, tuple):
+            return tuple(carry(item) for item in value)
+        return value
+
+    for name, value in list(group.items()):
+        if name != "params":
+            carried = carry(value)
+            if carried is not value:
+                group[name] = carried
+
+
+def _snapshot(optimizer: Optimizer) -> tuple[Any, ...]:
+    groups = [(group, dict(group), list(group["params"])) for group in optimizer.param_groups]
+    states = [(parameter, state, dict(state)) for parameter, state in optimizer.state.items()]
+    return groups, states
+
+
+def _restore(optimizer: Optimizer, before: tuple[Any, ...]) -> None:
+    groups, states = before
+    for group, options, parameters in groups:
+        group.clear()
+        group.update(options)
+        group["params"][:] = parameters
+    optimizer.state.clear()
+    for parameter, state, content in states:
+        state.clear()
+        state.update(content)
+        optimizer.state[parameter] = state

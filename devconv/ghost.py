@@ -1,0 +1,53 @@
+"""Gradients of graphs that were recorded before a swap.
+
+After a swap such a graph still holds the old TensorImpl, the ghost, and would leave its gradient there. A hook on the
+ghost delivers it to the parameter instead, in the dtype and on the device that the parameter has at that moment.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from . import torch_internals as internals
+
+__all__ = ["attach", "release"]
+
+
+def attach(ghost: Tensor, parameter: Tensor) -> None:
+    """Deliver the gradients that arrive at `ghost` to `parameter`, and call its post-accumulate hooks with it, once.
+
+    The ghost is kept alive by the graph alone, and goes with it.
+    """
+    # Weakly: a graph that is never run must not keep a dropped model's parameters.
+    current = weakref.ref(parameter)
+
+    def deliver(source: Tensor) -> None:
+        gradient, source.grad = source.grad, None
+        target = current()
+        if target is None or gradient is None:
+            return
+        with torch.set_grad_enabled(gradient.requires_grad):
+            arrived = gradient.to(target.device, target.dtype)
+            if target.grad is None:
+                target.grad = arrived
+            elif gradient.requires_grad:
+                target.grad = target.grad + arrived
+            else:
+                target.grad += arrived
+        for hook in list((internals.accumulate_hooks(target) or {}).values()):
+            hook(target)
+
+    internals.set_accumulate_hooks(ghost, {0: deliver})
+
+
+def release(ghost: Tensor) -> None:
+    """Give up the storage of a ghost whose graph saved nothing of it.
+
+    A ``loss`` that is still held in a variable keeps its graph, and the graph every ghost; of an old model that nobody
+    can use any more, only shapes are left.
+    """
+    shape = ghost.shape
+    ghost.data = torch.empty((), device=ghost.device, dtype=ghost.dtype).expand(shape)

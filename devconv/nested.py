@@ -1,0 +1,86 @@
+"""Moving nested inputs: a batch of tensors in lists, tuples, dicts, dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .staging import is_ordinary, transmit
+from .transfer import Transfer
+
+__all__ = ["move_nested", "replace_tensors"]
+
+T = TypeVar("T")
+
+
+def move_nested(value: T, device: torch.device, dtype: torch.dtype | None, non_blocking: bool) -> T:
+    """Every tensor in `value` on `device`, in as few calls of the backends as possible."""
+    transfer = Transfer(device, dtype, "inexact", non_blocking=non_blocking)
+    found: dict[int, Tensor] = {}
+
+    def collect(tensor: Tensor) -> Tensor:
+        found[id(tensor)] = tensor
+        return tensor
+
+    replace_tensors(value, collect, lambda other: other)
+    moved: dict[int, Tensor] = {}
+    batches: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for key, tensor in found.items():
+        if tensor.device == device and transfer.dtype_for(tensor.dtype) is tensor.dtype:
+            moved[key] = tensor
+        elif type(tensor) is Tensor and is_ordinary(tensor) and not tensor.requires_grad:
+            batches[tensor.device].append(tensor)
+        else:
+            # A graph goes through the copy, and a subclass has its own idea of one.
+            moved[key] = transfer.apply(tensor)
+    for source, tensors in batches.items():
+        dtypes = [transfer.dtype_for(tensor.dtype) for tensor in tensors]
+        for tensor, copy in zip(
+            tensors, transmit(tensors, source, device, dtypes, non_blocking=non_blocking), strict=True
+        ):
+            moved[id(tensor)] = copy
+
+    def convert(other: Any) -> Any:
+        # PackedSequence, and the batches of many data libraries.
+        return other.to(device) if dtype is None else other.to(device, dtype)
+
+    return replace_tensors(value, lambda tensor: moved[id(tensor)], convert)
+
+
+def replace_tensors(value: T, replace: Callable[[Tensor], Tensor], convert: Callable[[Any], Any]) -> T:
+    """`value` rebuilt with other tensors; what holds no tensor is returned as it is.
+
+    Args:
+        value: a tensor, or lists, tuples, named tuples, mappings and dataclasses of them.
+        replace: called for every tensor.
+        convert: called for any other object with a ``to`` method.
+    """
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return replace(item)
+        if isinstance(item, torch.nn.utils.rnn.PackedSequence):
+            return convert(item)
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*map(walk, item))
+        if isinstance(item, list | tuple):
+            return type(item)(map(walk, item))
+        if isinstance(item, dict):
+            made = item.copy()
+            made.update((key, walk(inner)) for key, inner in item.items())
+            return made
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            fields = {field.name: walk(getattr(item, field.name)) for field in dataclasses.fields(item) if field.init}
+            return dataclasses.replace(item, **fields)
+        if callable(getattr(item, "to", None)) and not isinstance(item, torch.nn.Module):
+            return convert(item)
+        if isinstance(item, Mapping):
+            return type(item)({key: walk(inner) for key, inner in item.items()})  # type: ignore[call-arg]
+        return item
+
+    return walk(value)  # type: ignore[no-any-return]

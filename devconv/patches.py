@@ -1,0 +1,73 @@
+"""Replacing a function of torch's and putting it back, counted, so that several holders can overlap."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Patch"]
+
+_lock = threading.RLock()
+
+
+class Patch:
+    """One replacement: installed while anybody holds it, and the original's own object again afterwards.
+
+    Args:
+        target: the class or module that has the attribute.
+        name: the attribute's name.
+        replace: makes the replacement from the original.
+    """
+
+    def __init__(self, target: Any, name: str, replace: Callable[[Any], Any]) -> None:
+        self.target, self.name = target, name
+        self._replace = replace
+        self._holders = 0
+        self._original: Any = None
+        self._replacement: Any = None
+        self._owned = False
+
+    def hold(self) -> None:
+        """Install the replacement, unless it is."""
+        with _lock:
+            self._holders += 1
+            if self._holders > 1:
+                return
+            if self._replacement is not None and _reaches(vars(self.target).get(self.name), self._replacement):
+                # Somebody patched on top of us and kept our replacement: it is still in their chain.
+                return
+            self._owned = self.name in vars(self.target)
+            self._original = vars(self.target)[self.name] if self._owned else getattr(self.target, self.name)
+            self._replacement = self._replace(self._original)
+            setattr(self.target, self.name, self._replacement)
+
+    def release(self) -> None:
+        """Give up one hold; the last one puts the original back, unless somebody patched on top of the replacement."""
+        with _lock:
+            self._holders -= 1
+            if self._holders > 0 or vars(self.target).get(self.name) is not self._replacement:
+                return
+            if self._owned:
+                setattr(self.target, self.name, self._original)
+            else:
+                delattr(self.target, self.name)
+            self._replacement = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it for the body of a ``with``."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+
+def _reaches(function: Any, replacement: Any) -> bool:
+    """Whether `replacement` is `function`, or is still called by it, as far as can be told: it is not the original."""
+    return function is replacement or getattr(function, "__wrapped__", None) is replacement

@@ -1,0 +1,497 @@
+"""Inventory and target in, plan out: the route of every tensor, and everything that has to be refused.
+
+Nothing is changed here. All that can be refused is refused at this step, with all reasons at once, and only what
+stock torch would break.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from . import registry
+from . import torch_internals as internals
+from .backend import Backend
+from .errors import Refusal
+from .policy import Route, choose
+from .report import Item, Summary, _as_dict, render, size
+from .survey import Decision, Entry, Inventory, Kind
+from .transfer import Transfer
+
+__all__ = ["Flags", "Plan", "decide_result", "items_of", "make_plan", "settled"]
+
+
+@dataclass(frozen=True)
+class Flags:
+    """torch's own future flags, read once for each conversion."""
+
+    swap: bool
+    overwrite: bool
+
+    @classmethod
+    def current(cls) -> Flags:
+        return cls(
+            torch.__future__.get_swap_module_params_on_conversion(),
+            torch.__future__.get_overwrite_module_params_on_conversion(),
+        )
+
+
+class Plan(Summary):
+    """What a conversion would do. Printing it shows the table; nothing has been changed.
+
+    Attributes:
+        what: the conversion, as ``"xla:0"`` or ``"torch.float64"``.
+        refusals: every reason why it would be refused; empty when it would be carried out.
+        peak_bytes: bytes of model memory that exist at the moment of most, sources included, where source and target
+            share one memory; otherwise the bytes on the target.
+        holders: number of tensors that a live graph, or something else in C++, refers to.
+        notes: what the caller should know, one sentence each.
+    """
+
+    def __init__(self, inventory: Inventory, what: str) -> None:
+        self.inventory = inventory
+        super().__init__(lambda: items_of(inventory.entries)())
+        self.what = what
+        self.refusals: list[Refusal] = []
+        self.notes: list[str] = []
+        self.peak_bytes = 0
+        self.holders = 0
+        self.stock = False
+        """The whole conversion is passed through to stock torch."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether any tensor is converted."""
+        return any(entry.decision.route is not Route.KEEP for entry in self.inventory.entries)
+
+    def release(self) -> None:
+        """Let go of the module; the items stay."""
+        _ = self.items
+        self.inventory = Inventory(nn.Module(), recurse=False)
+        self._rows = tuple
+
+    def to_json(self) -> str:
+        """The plan as a JSON object, with every item."""
+        return json.dumps(
+            {
+                "what": self.what,
+                "bytes": self.bytes,
+                "peak_bytes": self.peak_bytes,
+                "routes": {str(route): number for route, number in self.routes.items()},
+                "ties": self.ties,
+                "refusals": [str(refusal) for refusal in self.refusals],
+                "notes": self.notes,
+                "items": [_as_dict(item) for item in self.items],
+            }
+        )
+
+    def __str__(self) -> str:
+        facts = [f"peak {size(self.peak_bytes)}"]
+        return render(f"plan for {self.what}", self, facts, self.notes, self.refusals)
+
+
+def items_of(entries: Iterable[Entry]) -> Callable[[], Iterable[Item]]:
+    """The entries as items, made when asked for, without keeping a tensor or a module."""
+    rows = [
+        (
+            entry.names if entry.more or entry.owner is not None else (entry.home[1] + entry.key,),
+            _kind_name(entry),
+            entry.decision,
+            0 if entry.kind is Kind.LAZY else entry.tensor.numel(),
+            entry.note,
+        )
+        for entry in entries
+    ]
+
+    def make() -> Iterable[Item]:
+        for names, kind, decision, numel, note in rows:
+            yield Item(
+                names,
+                kind,
+                decision.route,
+                _place(decision.device, decision.dtype),
+                _place(decision.target, decision.to_dtype),
+                numel * decision.to_dtype.itemsize,
+                note,
+            )
+
+    return make
+
+
+def _kind_name(entry: Entry) -> str:
+    if entry.kind is Kind.LAZY:
+        return "lazy"
+    if entry.owner is not None:
+        return "grad"
+    return "parameter" if entry.parameter else "buffer"
+
+
+def _place(device: torch.device, dtype: torch.dtype) -> str:
+    return f"{device} {str(dtype).removeprefix('torch.')}"
+
+
+def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bool = False) -> bool:
+    """Whether a transfer has nothing to do anywhere in the module.
+
+    A tree that holds a module with its own ``_apply`` is never settled: only that module knows.
+    """
+    device = transfer.device
+    if transfer.empty or transfer.memory_format is not None:
+        return False
+    dtype_for = transfer.dtype_for
+    overriding: dict[type, bool] = {}
+    stack = [module]
+    seen: set[int] = set()
+    while stack:
+        current = stack.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        cls = type(current)
+        overrides = overriding.get(cls)
+        if overrides is None:
+            overrides = overriding[cls] = internals.class_overrides_apply(cls)
+        if (overrides or internals.APPLY in current.__dict__) and not (entered and current is module):
+            return False
+        for table in (internals.parameters_of(current), internals.buffers_of(current)):
+            for tensor in table.values():
+                if tensor is None:
+                    continue
+                if device is not None and tensor.device != device:
+                    return False
+                if transfer.dtype is not None and dtype_for(tensor.dtype) is not tensor.dtype:
+                    return False
+                grad = None if internals.is_lazy_class(type(tensor)) or not tensor.is_leaf else tensor.grad
+                if grad is not None and (
+                    (device is not None and grad.device != device) or dtype_for(grad.dtype) is not grad.dtype
+                ):
+                    return False
+        if recurse:
+            stack += [child for child in internals.children_of(current).values() if child is not None]
+    return True
+
+
+@dataclass
+class _Planner:
+    """The state of one planning: what has been decided already, for tensors that are alike."""
+
+    plan: Plan
+    flags: Flags
+    memo: dict[object, Decision] = field(default_factory=dict)
+    examined: list[Entry] = field(default_factory=list)
+
+    def refuse(self, entry: Entry, why: str, cure: str) -> None:
+        self.plan.refusals.append(Refusal(entry.name, str(entry.decision.device), why, cure))
+
+    def decide(self, entry: Entry, target: torch.device | None, to_dtype: torch.dtype, same_object: bool) -> None:
+        """Set the decision of one entry whose target is known."""
+        tensor = entry.tensor
+        device, dtype, kind, parameter = tensor.device, tensor.dtype, entry.kind, entry.parameter
+        key = (device, dtype, target, to_dtype, kind, parameter, same_object)
+        if kind is Kind.PLAIN and not same_object:
+            decision = self.memo.get(key)
+            if decision is not None and decision.route is Route.KEEP:
+                entry.decision = decision
+                return
+            if decision is not None and (not parameter or internals.use_count(tensor) <= _expected(entry)):
+                entry.decision = decision
+                return
+        entry.decision = self._decide(entry, device, dtype, target if target is not None else device, to_dtype, same_object)
+        if kind is Kind.PLAIN and not entry.live:
+            self.memo[key] = entry.decision
+
+    def _decide(
+        self,
+        entry: Entry,
+        device: torch.device,
+        dtype: torch.dtype,
+        target: torch.device,
+        to_dtype: torch.dtype,
+        same_object: bool,
+    ) -> Decision:
+        done = same_object or (device == target and dtype is to_dtype)
+        if not done and entry.parameter and entry.kind is not Kind.LAZY:
+            self.examine(entry)
+        backend = registry.backend_for(target.type)
+        held = entry.live or (entry.kind is Kind.WRAPPER and internals.has_weak_references(entry.tensor))
+        route = choose(
+            settled=done,
+            lazy=entry.kind is Kind.LAZY,
+            buffer=not entry.parameter,
+            wrapper=entry.kind is Kind.WRAPPER,
+            held=held,
+            swap_flag=self.flags.swap,
+            overwrite_flag=self.flags.overwrite and entry.owner is None,
+            live_graph=entry.live,
+            in_place=backend.in_place,
+            set_data_works=not done
+            and entry.kind is Kind.PLAIN
+            and entry.tensor.layout is torch.strided
+            and set_data_works(device, dtype, target, to_dtype),
+        )
+        return Decision(route, device, dtype, target, to_dtype)
+
+    def examine(self, entry: Entry) -> None:
+        """Find out what besides Python holds a parameter."""
+        tensor = entry.tensor
+        extra = internals.use_count(tensor) - _expected(entry)
+        if extra <= 0:
+            return
+        if tensor.is_leaf and tensor.requires_grad and internals.has_accumulator(tensor):
+            entry.spent = extra == 1
+            entry.live = True
+            extra -= 1
+        elif not tensor.requires_grad:
+            # A graph may have saved it; nobody can tell, and the graph stays right with the old one.
+            entry.live = True
+        self.plan.holders += 1
+        if extra:
+            self.examined.append(entry)
+
+
+def _expected(entry: Entry) -> int:
+    # A gradient is held by Python's object and by its parameter.
+    return 1 if entry.owner is None else 2
+
+
+_works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype], bool] = {}
+
+
+def set_data_works(
+    device: torch.device, dtype: torch.dtype, target: torch.device, to_dtype: torch.dtype
+) -> bool:
+    """Whether ``p.data = new`` carries a strided parameter over, tried once on a scratch parameter.
+
+    torch's own predicate is not asked: it can say yes where the assignment fails, and the other way round.
+
+    >>> set_data_works(torch.device("cpu"), torch.float32, torch.device("cpu"), torch.float64)
+    True
+    >>> set_data_works(torch.device("cpu"), torch.float32, torch.device("meta"), torch.float32)
+    False
+    """
+    key = (device, dtype, target, to_dtype)
+    known = _works.get(key)
+    if known is None:
+        with torch.inference_mode(mode=False), torch.no_grad():
+            scratch = nn.Parameter(torch.empty(0, device=device, dtype=dtype), requires_grad=False)
+            new = torch.empty(0, device=target, dtype=to_dtype)
+            try:
+                scratch.data = new
+            except RuntimeError:
+                known = False
+            else:
+                known = scratch.device == new.device and scratch.dtype is to_dtype
+        _works[key] = known
+    return known
+
+
+def make_plan(
+    inventory: Inventory, transfer: Transfer, backend: Backend | None, results: dict[int, Tensor] | None = None
+) -> Plan:
+    """Decide the route of every tensor, and refuse what has to be refused.
+
+    Args:
+        inventory: what the module holds.
+        transfer: the conversion, its device resolved; ignored for tensors that have a result.
+        backend: the target's backend, None when the device stays.
+        results: for a function that is no pure transfer: what it returned for each tensor, by the tensor's id.
+    """
+    what = str(transfer) if results is None else "what the function returned"
+    plan = Plan(inventory, what)
+    planner = _Planner(plan, Flags.current())
+    if inventory.sharded:
+        plan.stock = True
+        plan.notes.append("the model is sharded by FSDP2, whose conversion is stock torch's own")
+    if results is None:
+        device, dtype_for = transfer.device, transfer.dtype_for
+        reshaped = transfer.memory_format is not None
+        for entry in inventory.entries:
+            planner.decide(entry, device, dtype_for(entry.tensor.dtype), same_object=False)
+            if (reshaped or transfer.empty) and entry.decision.route is Route.KEEP:
+                _reopen(planner, entry, transfer)
+    else:
+        for entry in inventory.entries:
+            result = results.get(id(entry.tensor), entry.tensor)
+            planner.decide(entry, result.device, result.dtype, same_object=result is entry.tensor)
+            if result is not entry.tensor and entry.decision.route is Route.KEEP:
+                _reopen(planner, entry, None)
+    _refuse(planner, transfer, results is not None)
+    _measure(plan, backend)
+    return plan
+
+
+def decide_result(plan: Plan, entry: Entry, result: Tensor) -> None:
+    """Decide one tensor afresh from the result that a module's own ``_apply`` made of it."""
+    planner = _Planner(plan, Flags.current())
+    planner.decide(entry, result.device, result.dtype, same_object=False)
+    if entry.decision.route is Route.KEEP:
+        _reopen(planner, entry, None)
+
+
+def _reopen(planner: _Planner, entry: Entry, transfer: Transfer | None) -> None:
+    """Give a tensor that stays on its device and dtype a route: new contents or other strides are wanted."""
+    if entry.kind is Kind.LAZY:
+        return
+    if transfer is not None and transfer.memory_format is not None:
+        dims = entry.tensor.dim()
+        if dims not in (4, 5) or entry.tensor.is_contiguous(memory_format=transfer.memory_format):
+            return
+    planner.examine(entry)
+    decision = entry.decision
+    if not entry.parameter:
+        route = Route.OVERWRITE
+    elif entry.kind is Kind.WRAPPER:
+        route = Route.REFUSE if entry.live else Route.FULL_SWAP
+    elif planner.flags.swap or entry.live:
+        route = Route.SWAP
+    elif planner.flags.overwrite and entry.owner is None:
+        route = Route.OVERWRITE
+    else:
+        route = Route.SET_DATA if entry.tensor.layout is torch.strided else Route.SWAP
+    entry.decision = decision._replace(route=route)
+
+
+def _refuse(planner: _Planner, transfer: Transfer, opaque: bool) -> None:
+    plan, inventory = planner.plan, planner.plan.inventory
+    if plan.stock:
+        return
+    for entry in inventory.entries:
+        decision = entry.decision
+        if decision.route is Route.KEEP:
+            continue
+        if decision.route is Route.REFUSE:
+            planner.refuse(
+                entry,
+                f"a {type(entry.tensor).__name__} is swapped whole, and a live graph or a weak reference holds it",
+                "Run backward() or drop the graph first, and drop weak references to it.",
+            )
+        valueless = decision.device.type == "meta" and decision.target.type != "meta" and entry.kind is not Kind.LAZY
+        if valueless and not transfer.empty and not opaque:
+            planner.refuse(entry, "a meta tensor has no values to move", "Use module.to_empty(device=...).")
+        if entry.kind is not Kind.LAZY and decision.dtype.is_complex and not decision.to_dtype.is_complex:
+            planner.refuse(
+                entry,
+                f"{decision.dtype} to {decision.to_dtype} drops the imaginary part",
+                "Convert it yourself, with .real or torch.view_as_real.",
+            )
+        if entry.script and entry.parameter and decision.route is not Route.SET_DATA:
+            planner.refuse(
+                entry,
+                "a scripted module keeps its own reference to a parameter, so it can only be updated in place",
+                "Move the module before scripting it, or load it with torch.jit.load(map_location=...).",
+            )
+    _refuse_dtypes(planner)
+    _refuse_reducers(planner)
+    _refuse_views(planner)
+
+
+def _refuse_dtypes(planner: _Planner) -> None:
+    unsupported: dict[tuple[torch.device, torch.dtype], bool] = {}
+    for entry in planner.plan.inventory.entries:
+        decision = entry.decision
+        if decision.route is Route.KEEP:
+            continue
+        key = (decision.target, decision.to_dtype)
+        lacks = unsupported.get(key)
+        if lacks is None:
+            lacks = unsupported[key] = not registry.backend_for(decision.target.type).capabilities.holds(decision.to_dtype)
+        if lacks:
+            planner.refuse(
+                entry,
+                f"{decision.target.type} cannot hold {decision.to_dtype}",
+                f"Convert it on {decision.device.type} first, for example with .float().",
+            )
+
+
+_REDUCER_CURE = (
+    "Wrap the model after moving it; to save it from the CPU, use torch.save(ddp.module.state_dict()) or move a copy: "
+    "copy.deepcopy(ddp.module).cpu()."
+)
+
+
+def _refuse_reducers(planner: _Planner) -> None:
+    plan = planner.plan
+    if plan.inventory.reducers and plan.changes:
+        for name in plan.inventory.reducers:
+            plan.refusals.append(
+                Refusal(
+                    name,
+                    "DistributedDataParallel",
+                    "its reducer keeps the old parameters and would silently stop synchronising",
+                    _REDUCER_CURE,
+                )
+            )
+
+
+def _refuse_views(planner: _Planner) -> None:
+    """Views and reducers outside the tree, for the tensors that something unexplained holds."""
+    if not planner.examined:
+        return
+    own = {id(entry.tensor) for entry in planner.plan.inventory.entries}
+    suspects = {id(entry.tensor): entry for entry in planner.examined}
+    held, reduced = internals.outside_holders({key: entry.tensor for key, entry in suspects.items()}, own)
+    for key in reduced:
+        entry = suspects[key]
+        if not planner.plan.inventory.reducers:
+            planner.refuse(entry, "a DistributedDataParallel outside the converted module reduces it", _REDUCER_CURE)
+    for key, shape in held.items():
+        entry = suspects[key]
+        planner.refuse(
+            entry,
+            f"something outside the converted module holds a view of it, of shape {tuple(shape)}, that would go stale",
+            "Drop the view first, or register it as a buffer of the module.",
+        )
+    inside = internals.views_of([entry.tensor for entry in planner.plan.inventory.entries if entry.kind is not Kind.LAZY])
+    for key, entry in suspects.items():
+        tensor = entry.tensor
+        if key in held or key in reduced or key in inside or entry.live or not tensor.requires_grad:
+            continue
+        planner.refuse(
+            entry,
+            "something in C++ refers to it that is no autograd graph (such as a view made under no_grad)",
+            "Find and drop it: tensor views, gradient edges, or another library's handle on the parameter.",
+        )
+
+
+def _measure(plan: Plan, backend: Backend | None) -> None:
+    moved: dict[torch.device, int] = {}
+    sources = 0
+    spans: set[int] = set()
+    for entry in plan.inventory.entries:
+        decision = entry.decision
+        if decision.route in (Route.KEEP, Route.RETARGET) or decision.target.type == "meta":
+            continue
+        if entry.group is not None and id(entry.group) in spans:
+            continue
+        numel = entry.tensor.numel()
+        if entry.group is not None:
+            spans.add(id(entry.group))
+            numel = max(member.tensor.numel() for member in entry.group)
+        moved[decision.target] = moved.get(decision.target, 0) + numel * decision.to_dtype.itemsize
+        if decision.device == decision.target or _shares_memory(decision.device, decision.target):
+            sources += numel * decision.dtype.itemsize
+    plan.peak_bytes = sources + sum(moved.values())
+    for target, needed in moved.items():
+        served = registry.backend_for(target.type)
+        free = served.free_memory(target)
+        if free is None and served.capabilities.host_memory:
+            free = registry.backend_for("cpu").free_memory(torch.device("cpu"))
+        if free is not None and needed > free:
+            plan.refusals.append(
+                Refusal(
+                    "",
+                    str(target),
+                    f"{size(needed)} are needed and {size(free)} are free",
+                    "Free memory on the device, or convert to a smaller dtype first.",
+                )
+            )
+
+
+def _shares_memory(source: torch.device, target: torch.device) -> bool:
+    return all(
+        device.type == "cpu" or registry.backend_for(device.type).capabilities.host_memory for device in (source, target)
+    )

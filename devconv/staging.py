@@ -1,0 +1,223 @@
+"""Every new tensor, made off to the side. The model is not touched, so a failure here costs nothing.
+
+Plain tensors cross in batches, one call of the backend for each pair of devices; tensors on one storage cross as one
+and are taken apart again on the other side; whatever has its own idea of a conversion is asked, one tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from . import registry
+from .errors import BackendProtocolError, ConversionRefused, Refusal
+from .geometry import Geometry, geometry_of, recall, record, scatter, span_of
+from .policy import Route
+from .survey import Entry, Kind
+from .transfer import Transfer
+
+__all__ = ["ask", "is_ordinary", "stage", "transmit"]
+
+
+@dataclass
+class _Batch:
+    """Tensors that cross between one pair of devices in one call."""
+
+    tensors: list[Tensor] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)
+    sinks: list[Entry | _Flat] = field(default_factory=list)
+
+    def add(self, tensor: Tensor, dtype: torch.dtype, sink: Entry | _Flat) -> None:
+        self.tensors.append(tensor)
+        self.dtypes.append(dtype)
+        self.sinks.append(sink)
+
+
+@dataclass
+class _Flat:
+    """The stretch of storage that a group covers, and where its members lie in it."""
+
+    group: list[Entry]
+    places: list[Geometry]
+    first: int
+    length: int
+
+    def rebuild(self, flat: Tensor, *, remember: bool) -> None:
+        tensors = []
+        for entry, place in zip(self.group, self.places, strict=True):
+            entry.staged = flat.as_strided(place.size, place.stride, place.offset - self.first)
+            tensors.append(entry.staged)
+        if remember:
+            record(tensors, [place._replace(offset=place.offset - self.first) for place in self.places])
+
+
+def stage(entries: Iterable[Entry], transfer: Transfer, fn: Callable[[Tensor], Tensor]) -> None:
+    """Make the new tensor of every entry that changes, as ``entry.staged``.
+
+    Args:
+        entries: decided entries.
+        transfer: the conversion, its device resolved.
+        fn: the function that ``_apply`` got, for tensors that are asked one at a time.
+
+    Raises:
+        ConversionRefused: a device left a tensor where it was.
+        BackendProtocolError: a backend returned the wrong number of tensors, or one of another dtype.
+    """
+    batches: dict[tuple[torch.device, torch.device], _Batch] = defaultdict(_Batch)
+    groups: dict[int, list[Entry]] = {}
+    keep, retarget, plain = Route.KEEP, Route.RETARGET, Kind.PLAIN
+    simple = not transfer.empty and transfer.memory_format is None
+    with torch.no_grad():
+        for entry in entries:
+            route, device, _, target, to_dtype = entry.decision
+            if route is keep:
+                continue
+            tensor = entry.tensor
+            if route is retarget:
+                entry.staged = torch.empty(0, device=target, dtype=to_dtype)
+            elif entry.group is not None and _is_whole(entry.group):
+                groups[id(entry.group)] = entry.group
+            elif simple and entry.kind is plain and is_ordinary(tensor):
+                batches[device, target].add(tensor, to_dtype, entry)
+            else:
+                entry.staged = ask(tensor, fn)
+                _check_arrival(entry, entry.staged)
+        for group in groups.values():
+            _stage_group(group, transfer, batches)
+        for (device, target), batch in batches.items():
+            _stage_batch(batch, device, target, transfer.non_blocking)
+
+
+def is_ordinary(tensor: Tensor) -> bool:
+    """Whether a backend's batched calls can copy a tensor of torch's own class."""
+    # Quantised, sparse, conjugated and negated tensors, and those with a graph, are copied by torch's own `.to`.
+    return (
+        tensor.layout is torch.strided
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+        and not (tensor.dtype.is_complex and tensor.is_conj())
+        and (not tensor.requires_grad or tensor.is_leaf)
+    )
+
+
+def _is_whole(group: list[Entry]) -> bool:
+    """Whether a storage can move as one: every member goes the same way, with the same dtype."""
+    first = group[0].decision
+    return first.route is not Route.KEEP and all(
+        entry.decision[1:] == first[1:] and is_ordinary(entry.tensor) for entry in group
+    )
+
+
+def ask(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    """The function's own answer for one tensor."""
+    # A buffer or gradient that is the result of a computation keeps its graph, as in stock torch.
+    with torch.set_grad_enabled(tensor.requires_grad and not tensor.is_leaf):
+        return fn(tensor)
+
+
+def _check_arrival(entry: Entry, staged: Tensor) -> None:
+    target = entry.decision.target
+    if staged.device != target:
+        raise ConversionRefused(
+            [
+                Refusal(
+                    entry.name,
+                    str(entry.decision.device),
+                    f"{target} silently leaves a {entry.decision.dtype} tensor on {staged.device}",
+                    "Convert it to a dtype that the device holds (a quantised one with .dequantize()) first.",
+                )
+            ]
+        )
+
+
+def _stage_group(
+    group: list[Entry], transfer: Transfer, batches: dict[tuple[torch.device, torch.device], _Batch]
+) -> None:
+    _, device, dtype, target, to_dtype = group[0].decision
+    tensors = [entry.tensor.detach() for entry in group]
+    reliable = registry.backend_for(device.type).capabilities.strides
+    places = [geometry_of(tensor) for tensor in tensors] if reliable else recall([entry.tensor for entry in group])
+    if places is None:
+        raise ConversionRefused(
+            [
+                Refusal(
+                    entry.name,
+                    str(device),
+                    f"it shares a storage, and {device.type} cannot tell which part of it",
+                    "Make it a tensor of its own with .clone(), or tie the tensors before moving them to the device.",
+                )
+                for entry in group
+            ]
+        )
+    first, length = span_of(places)
+    flat = _Flat(group, places, first, length)
+    if transfer.empty or not registry.backend_for(target.type).capabilities.values:
+        empty = torch.empty(length, device=target, dtype=to_dtype)
+        flat.rebuild(empty, remember=not registry.backend_for(target.type).capabilities.strides)
+    elif reliable:
+        batches[device, target].add(tensors[0].as_strided((length,), (1,), first), to_dtype, flat)
+    else:
+        host = torch.zeros(length, dtype=dtype)
+        for values, place in zip(transmit(tensors, device, torch.device("cpu"), None), places, strict=True):
+            scatter(host, values, place, first)
+        batches[torch.device("cpu"), target].add(host, to_dtype, flat)
+
+
+def _stage_batch(batch: _Batch, device: torch.device, target: torch.device, non_blocking: bool) -> None:
+    arrived = transmit(batch.tensors, device, target, batch.dtypes, non_blocking=non_blocking)
+    backend = registry.backend_for(target.type)
+    remember = not backend.capabilities.strides
+    for sink, tensor, dtype in zip(batch.sinks, arrived, batch.dtypes, strict=True):
+        if tensor.dtype is not dtype:
+            raise BackendProtocolError(target.type, "send", f"it returned {tensor.dtype} where {dtype} was asked for")
+        if isinstance(sink, _Flat):
+            sink.rebuild(tensor, remember=remember)
+        else:
+            sink.staged = tensor
+            if tensor.device != target:
+                _check_arrival(sink, tensor)
+
+
+def transmit(
+    tensors: Sequence[Tensor],
+    device: torch.device,
+    target: torch.device,
+    dtypes: Sequence[torch.dtype] | None,
+    *,
+    non_blocking: bool = False,
+) -> list[Tensor]:
+    """Copies of ``T`` plain tensors that are on `device`, on `target`: the composition of the two backends.
+
+    Args:
+        tensors: ``T`` strided tensors on `device`, of any shapes and dtypes.
+        device: where they are, indexed.
+        target: where they go, indexed.
+        dtypes: ``T`` dtypes of the results; None keeps each tensor's own.
+        non_blocking: the copies need not be complete on return.
+
+    Returns:
+        ``T`` new tensors on `target`, in the same order.
+
+    Raises:
+        BackendProtocolError: a backend returned another number of tensors.
+    """
+    there = registry.backend_for(target.type)
+    here = registry.backend_for(device.type)
+    if device.type == target.type:
+        arrived = there.copy(tensors, target, dtypes=dtypes, non_blocking=non_blocking)
+    elif device.type == "cpu" or not there.capabilities.values:
+        arrived = there.send(tensors, target, dtypes=dtypes, non_blocking=non_blocking)
+    elif target.type == "cpu":
+        arrived = here.fetch(tensors, dtypes=dtypes, non_blocking=non_blocking)
+    else:
+        # Through the host, waiting for the first leg: the second reads what it wrote.
+        arrived = there.send(here.fetch(tensors), target, dtypes=dtypes, non_blocking=non_blocking)
+    if len(arrived) != len(tensors):
+        raise BackendProtocolError(
+            there.device_type, "send", f"it returned {len(arrived)} tensors for the {len(tensors)} it was given"
+        )
+    return arrived

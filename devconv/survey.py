@@ -1,0 +1,335 @@
+"""One walk over a module: every tensor once, with all the places it stands in.
+
+The walk is on the path of every conversion, over thousands of modules, so it uses a stack instead of recursion or
+generators and makes one object for each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from . import torch_internals as internals
+from .policy import Route
+
+__all__ = ["Decision", "Entry", "Home", "Inventory", "Kind", "Slot", "survey"]
+
+
+class Kind(IntEnum):
+    """How a tensor's class behaves in a conversion."""
+
+    PLAIN = 0
+    """As torch's own: attributes, slots and class can be carried."""
+    LAZY = 1
+    """Uninitialised: it has a target, and no shape."""
+    WRAPPER = 2
+    """Keeps its data in inner tensors."""
+    CUSTOM = 3
+    """Has its own idea of a conversion, which is asked for every tensor."""
+
+
+Table = dict[str, "Tensor | None"]
+
+
+Home = tuple[nn.Module, str]
+"""A module, and the prefix that its tensors' full names begin with."""
+
+
+class Slot(NamedTuple):
+    """One place where a tensor stands: an entry of a module's table of parameters or buffers."""
+
+    home: Home
+    table: Table
+    key: str
+
+    @property
+    def name(self) -> str:
+        return self.home[1] + self.key
+
+
+class Decision(NamedTuple):
+    """What is to happen to a tensor.
+
+    Attributes:
+        route: the way it is converted.
+        device: where it is.
+        dtype: what it is.
+        target: where it goes.
+        to_dtype: what it becomes.
+    """
+
+    route: Route
+    device: torch.device
+    dtype: torch.dtype
+    target: torch.device
+    to_dtype: torch.dtype
+
+
+class Entry:
+    """One distinct tensor of the model, and what the conversion makes of it."""
+
+    # Defaults on the class: thousands of entries are made for a large model, and nearly all keep nearly all of these.
+    kind: Kind = Kind.PLAIN
+    parameter: bool = True
+    """Keeps its identity: a parameter, a gradient, or a buffer that requires a gradient."""
+    inside: bool = False
+    """Reached only through modules that bring their own ``_apply``."""
+    script: bool = False
+    grad: Entry | None = None
+    owner: Entry | None = None
+    """For a gradient: the entry whose gradient it is."""
+    more: list[Slot] | None = None
+    """The other places where it stands."""
+    group: list[Entry] | None = None
+    """Entries on the same storage, this one among them; None when it is alone."""
+    live: bool = False
+    """A graph recorded before the conversion holds it."""
+    spent: bool = False
+    """The live graph needs nothing but the place to put the gradient."""
+    note: str = ""
+    decision: Decision
+    """Set by the planner; shared by all entries that are decided alike."""
+    staged: Tensor | None = None
+    committed: bool = False
+
+    def __init__(self, tensor: Tensor, home: Home, table: Table, key: str) -> None:
+        self.tensor = tensor
+        self.home = home
+        self.table = table
+        self.key = key
+
+    def let_go(self) -> None:
+        """Drop the new and the old tensor."""
+        self.staged = self.grad = self.owner = self.group = None
+        del self.tensor
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Every place where it stands; none for a gradient."""
+        if self.owner is not None:
+            return []
+        return [Slot(self.home, self.table, self.key), *(self.more or ())]
+
+    @property
+    def name(self) -> str:
+        """Full name, as in ``named_parameters()``; gradients end in ``.grad``."""
+        return self.home[1] + self.key + (".grad" if self.owner is not None else "")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The full name of every place it stands in."""
+        if self.owner is not None:
+            return tuple(f"{name}.grad" for name in self.owner.names)
+        return tuple(slot.name for slot in self.slots)
+
+
+class Inventory:
+    """Everything that a conversion of one module has to look after."""
+
+    def __init__(self, module: nn.Module, recurse: bool) -> None:
+        self.module = module
+        self.recurse = recurse
+        self.entries: list[Entry] = []
+        self.by_id: dict[int, Entry] = {}
+        self.groups: list[list[Entry]] = []
+        self.overriding: list[nn.Module] = []
+        """The outermost modules with their own ``_apply``, in the order of the walk."""
+        self.derived: list[tuple[nn.Module, str, Callable[[], Tensor]]] = []
+        """Attributes that a forward pre-hook derives from parameters, each with what derives it afresh."""
+        self.sharded = False
+        """The tree holds an FSDP2 module."""
+        self.reducers: list[str] = []
+        """Names of the modules that are DistributedDataParallel."""
+        self.modules = 0
+
+    def ties(self) -> Iterator[Entry]:
+        """Entries that stand in more than one place."""
+        return (entry for entry in self.entries if entry.more)
+
+    def batches(self, limit: int) -> Iterator[list[Entry]]:
+        """The entries in batches of at most `limit` bytes (or one entry), those of a group or a gradient together."""
+        batch: list[Entry] = []
+        held = 0
+        taken: set[int] = set()
+        for entry in self.entries:
+            if id(entry) in taken or entry.inside:
+                continue
+            family = _family(entry)
+            taken.update(map(id, family))
+            size = sum(0 if member.kind is Kind.LAZY else member.tensor.nbytes for member in family)
+            if batch and held + size > limit:
+                yield batch
+                batch, held = [], 0
+            batch += family
+            held += size
+        inside = [entry for entry in self.entries if entry.inside]
+        yield from (part for part in (batch, inside) if part)
+
+    def release(self) -> None:
+        """Let go of every tensor: entries refer to each other, and would wait for the cyclic collector."""
+        for entry in self.entries:
+            entry.let_go()
+        self.entries, self.by_id, self.groups = [], {}, []
+
+
+def _family(entry: Entry) -> list[Entry]:
+    """An entry with the entries that have to be converted together with it."""
+    family: dict[int, Entry] = {}
+    waiting = [entry]
+    while waiting:
+        member = waiting.pop()
+        if id(member) not in family:
+            family[id(member)] = member
+            waiting += [other for other in (member.grad, member.owner, *(member.group or ())) if other is not None]
+    return list(family.values())
+
+
+def survey(module: nn.Module, recurse: bool = True, *, entered: bool = False) -> Inventory:
+    """Take stock of `module`; nothing is changed.
+
+    Args:
+        module: the root.
+        recurse: with all its descendants, or the module alone.
+        entered: the root's own ``_apply`` is running already, so the root counts as a module without one.
+
+    Returns:
+        Its parameters, buffers and gradients, each distinct tensor once.
+    """
+    inventory = Inventory(module, recurse)
+    seen: set[int] = set()
+    inner: list[Home] = []
+    _walk([(module, "")], seen, inventory, inner, entered=entered)
+    # What only overriding modules reach comes second, so that a module reached both ways counts as reached directly.
+    _walk(inner, seen, inventory, None)
+    _group(inventory)
+    return inventory
+
+
+def _walk(
+    stack: list[Home],
+    seen: set[int],
+    inventory: Inventory,
+    inner: list[Home] | None,
+    *,
+    entered: bool = False,
+) -> None:
+    inside = inner is None
+    kinds: dict[type, _ModuleKind] = {}
+    entries, by_id, lazy, recurse = inventory.entries, inventory.by_id, Kind.LAZY, inventory.recurse
+    stack.reverse()
+    while stack:
+        home = stack.pop()
+        module, prefix = home
+        if id(module) in seen:
+            continue
+        cls = type(module)
+        kind = kinds.get(cls)
+        if kind is None:
+            kind = kinds[cls] = _ModuleKind.of(cls)
+            inventory.sharded |= kind.sharded
+        overrides = kind.overrides or internals.APPLY in module.__dict__
+        if inner is not None and overrides and not (entered and module is inventory.module):
+            inner.append(home)
+            inventory.overriding.append(module)
+            continue
+        seen.add(id(module))
+        if kind.reducer:
+            inventory.reducers.append(prefix[:-1])
+        if internals.pre_hooks_of(module):
+            inventory.derived.extend((module, name, make) for name, make in internals.derivations_of(module))
+        first = len(entries)
+        for parameter, table in ((True, internals.parameters_of(module)), (False, internals.buffers_of(module))):
+            for key, tensor in table.items():
+                if tensor is None:
+                    continue
+                entry = by_id.get(id(tensor))
+                if entry is not None:
+                    entry.more = [*(entry.more or ()), Slot(home, table, key)]
+                    entry.parameter |= parameter
+                    entry.inside &= inside
+                    continue
+                entry = by_id[id(tensor)] = Entry(tensor, home, table, key)
+                entries.append(entry)
+                tensor_cls = type(tensor)
+                if tensor_cls is not Parameter and tensor_cls is not Tensor:
+                    entry.kind = _kind_of(tensor_cls)
+                if inside:
+                    entry.inside = True
+                if not parameter and not tensor.requires_grad:
+                    entry.parameter = False
+                elif entry.kind is not lazy and tensor.is_leaf:
+                    grad = tensor.grad
+                    if grad is not None:
+                        _add_grad(inventory, entry, grad)
+        if kind.script:
+            for entry in entries[first:]:
+                entry.script = True
+        if recurse:
+            children = internals.children_of(module)
+            if children:
+                below = [(child, f"{prefix}{name}.") for name, child in children.items() if child is not None]
+                below.reverse()
+                stack += below
+    inventory.modules = len(seen)
+
+
+class _ModuleKind(NamedTuple):
+    overrides: bool
+    script: bool
+    reducer: bool
+    sharded: bool
+
+    @classmethod
+    def of(cls, module_class: type[nn.Module]) -> _ModuleKind:
+        reducer = internals.data_parallel_class()
+        return cls(
+            internals.class_overrides_apply(module_class),
+            issubclass(module_class, torch.jit.ScriptModule),
+            reducer is not None and issubclass(module_class, reducer),
+            internals.is_fully_sharded(module_class),
+        )
+
+
+def _kind_of(cls: type) -> Kind:
+    if internals.is_lazy_class(cls):
+        return Kind.LAZY
+    if internals.is_wrapper(cls):
+        return Kind.WRAPPER
+    return Kind.CUSTOM if internals.converts_itself(cls) else Kind.PLAIN
+
+
+def _add_grad(inventory: Inventory, owner: Entry, grad: Tensor) -> None:
+    entry = inventory.by_id.get(id(grad))
+    if entry is None:
+        entry = inventory.by_id[id(grad)] = Entry(grad, owner.home, owner.table, owner.key)
+        entry.owner = owner
+        entry.inside = owner.inside
+        if type(grad) is not Tensor:
+            entry.kind = _kind_of(type(grad))
+        inventory.entries.append(entry)
+    owner.grad = entry
+
+
+def _group(inventory: Inventory) -> None:
+    plain = [
+        entry
+        for entry in inventory.entries
+        if entry.kind is Kind.PLAIN and entry.tensor.layout is torch.strided
+    ]
+    storages = internals.storages_of([entry.tensor for entry in plain])
+    if len(set(storages)) == len(storages):
+        return
+    first: dict[int, Entry] = {}
+    for entry, storage in zip(plain, storages, strict=True):
+        other = first.setdefault(storage, entry)
+        if other is not entry:
+            if other.group is None:
+                other.group = [other]
+                inventory.groups.append(other.group)
+            other.group.append(entry)
+            entry.group = other.group
