@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "AlreadyReplicatedError",
     "BackendLoadError",
     "BackendProtocolError",
+    "ContractError",
     "ConversionError",
     "ConversionRefused",
     "DevconvError",
@@ -20,10 +22,17 @@ __all__ = [
     "LazyCheckpointError",
     "LazyDeviceError",
     "LazyShapeError",
+    "MeshTooLateError",
     "NotAModuleError",
+    "NotReplicatedError",
     "OptimizerMismatchError",
     "PartialConversionError",
+    "PendingBackwardError",
+    "ProcessGroupError",
+    "RankLostError",
+    "RanksDisagreeError",
     "Refusal",
+    "ReplicationRefused",
     "ShapeInferenceError",
     "UnavailableDeviceError",
     "UninitializedTensorError",
@@ -240,3 +249,100 @@ class PartialConversionError(ConversionError):
             f"or convert back.",
         )
         self.name, self.device, self.why, self.cure = "", "", str(cause), "Convert again to finish, or convert back."
+
+
+class ReplicationRefused(DevconvError, RuntimeError):
+    """A module cannot be replicated as it is: lazy, without values, half moved, or managed by another API."""
+
+    def __init__(self, reasons: Iterable[Refusal]) -> None:
+        self.reasons = tuple(reasons)
+        listed = "\n".join(f"  - {reason}" for reason in self.reasons)
+        plural = "reason" if len(self.reasons) == 1 else "reasons"
+        super().__init__(f"the module cannot be replicated ({len(self.reasons)} {plural}):\n{listed}")
+
+
+class AlreadyReplicatedError(DevconvError, RuntimeError):
+    """`replicate` was called on a module that is replicated already."""
+
+    def __init__(self, module: object) -> None:
+        self.module_type = type(module).__qualname__
+        super().__init__(
+            f"this {self.module_type} is replicated already, and a second reducer would average its gradients twice. "
+            f"Call replicate() once, on the outermost module; a copy.deepcopy() of it can be replicated anew."
+        )
+
+
+class NotReplicatedError(DevconvError, RuntimeError):
+    """Something that needs a replicated module got another one."""
+
+    def __init__(self, module: object, action: str) -> None:
+        self.module_type, self.action = type(module).__qualname__, action
+        super().__init__(
+            f"{action} needs a module that devconv.distributed.replicate() was called on, and this {self.module_type} "
+            f"is not one. Pass the object that was replicated, not one of its children or a copy."
+        )
+
+
+class ProcessGroupError(DevconvError, RuntimeError):
+    """There is no process group, or it cannot reduce the tensors of the module's device."""
+
+    def __init__(self, device_type: str, why: str, cure: str) -> None:
+        self.device_type, self.why, self.cure = device_type, why, cure
+        super().__init__(f"no process group for {device_type or 'this process'}: {why}. {cure}")
+
+
+class RanksDisagreeError(DevconvError, RuntimeError):
+    """The ranks of a process group do not hold the same module. Raised on every rank, before anything is reduced."""
+
+    def __init__(self, rank: int, name: str, why: str) -> None:
+        self.rank, self.name, self.why = rank, name, why
+        super().__init__(
+            f"rank {rank} and rank 0 do not hold the same module: {name}: {why}. Build, move, freeze and materialise "
+            f"the module alike on every rank before its next forward pass."
+        )
+
+
+class RankLostError(DevconvError, RuntimeError):
+    """A rank did not answer: it has died, hangs, or runs another part of the program."""
+
+    def __init__(self, action: str, rank: int, size: int, cause: object) -> None:
+        self.action, self.rank, self.size, self.cause = action, rank, size, str(cause)
+        super().__init__(
+            f"rank {rank} of {size} could not go on with {action}, because another rank did not answer ({cause}). It has "
+            f"died (its own log says why), hangs, or has left the training loop earlier. Start all ranks again; the time "
+            f"that is waited for a rank is init_process_group(timeout=...)."
+        )
+
+
+class PendingBackwardError(DevconvError, RuntimeError):
+    """The reducer was to go while a forward pass still waited for its backward: its gradients would not be averaged."""
+
+    def __init__(self, module: object) -> None:
+        self.module_type = type(module).__qualname__
+        super().__init__(
+            f"a forward pass of this {self.module_type} still waits for its backward, whose gradients would not be "
+            f"averaged after the change. Run backward() or drop the outputs first, or run such a forward pass under "
+            f"torch.no_grad()."
+        )
+
+
+class ContractError(DevconvError, RuntimeError):
+    """Replicating a module changed what it promises to leave alone: its class, its names or its tensors."""
+
+    def __init__(self, what: str, before: object, after: object) -> None:
+        self.what, self.before, self.after = what, before, after
+        super().__init__(
+            f"replicating the module changed {what}: {before!r} became {after!r}. A hook or an override of the module "
+            f"does this while forward hooks are registered; make it leave the module's structure alone."
+        )
+
+
+class MeshTooLateError(DevconvError, RuntimeError):
+    """The device's runtime was started for single devices, and cannot change to a mesh any more."""
+
+    def __init__(self, device_type: str, cure: str) -> None:
+        self.device_type, self.cure = device_type, cure
+        super().__init__(
+            f"it is too late in this process to use all {device_type} devices as one mesh: the runtime was started for "
+            f"single devices, has no way back, and would crash. {cure}"
+        )

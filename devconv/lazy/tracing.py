@@ -1,0 +1,243 @@
+"""Following a model's shapes on its meta copy: what each lazy module is called with first.
+
+The copy's tensors are on meta, but say that they are on the model's device, so that code which asks
+(``torch.arange(n, device=x.device)``, ``torch.autocast(x.device.type)``) takes the path that it will take later. Small
+tensors that a forward pass makes on the CPU stay real, so that host arithmetic on shapes works, until they meet a meta
+tensor.
+"""
+
+from __future__ import annotations
+
+import linecache
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from devconv import torch_internals as internals
+from devconv.errors import ShapeInferenceError
+
+from .finishing import finish
+from .nested import map_tensors
+from .pending import is_pending
+from .shadow import Shadow, meta_twin
+from .spec import TensorSpec
+from .undo import all_or_nothing
+
+__all__ = ["FALLBACK", "Call", "OnDevice", "first_calls", "quiet"]
+
+FALLBACK = 'Pass fallback="forward" to run one real forward pass instead.'
+
+
+@dataclass(frozen=True)
+class Call:
+    """The first call of one lazy module.
+
+    Attributes:
+        module: the module of the model, not of its copy.
+        name: its full name.
+        args: positional inputs on meta.
+        kwargs: inputs by name, on meta.
+    """
+
+    module: nn.Module
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def first_calls(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
+) -> list[Call]:
+    """The first call of every lazy module that a forward pass reaches, in the order of the pass.
+
+    Args:
+        model: the model; it is not run and not changed.
+        args: its inputs: tensors on any device, or `TensorSpec`.
+        kwargs: its inputs by name.
+        device: where the model is, None if on several devices.
+
+    Returns:
+        The calls, with inputs on meta.
+
+    Raises:
+        ShapeInferenceError: the pass needs values, with the module and the line.
+    """
+    shadow = Shadow(model)
+    pending = [module for module in model.modules() if is_pending(module)]
+    calls: list[Call] = []
+    for module in pending:
+        _record(shadow.twins[id(module)], module, shadow.names[id(module)], calls)
+    args, kwargs = map_tensors((args, kwargs), _input_twin)
+    # A closure that holds the model's own modules would initialise them with inputs of the copy.
+    with all_or_nothing(pending):
+        try:
+            with quiet(), torch.no_grad(), _Following(device):
+                shadow.module(*args, **kwargs)
+        except Exception as error:
+            name, line = place_of(error, shadow.names)
+            why = f"{type(error).__name__}: {_first_line(error)}"
+            raise ShapeInferenceError(name, line, why, FALLBACK) from error
+        for module in pending:
+            if not is_pending(module):
+                why = "a closure called the module itself, where a copy of the model was being followed"
+                raise ShapeInferenceError(shadow.names[id(module)], "", why, FALLBACK)
+    return calls
+
+
+def _input_twin(leaf: Tensor | TensorSpec) -> Tensor:
+    return leaf.empty("meta") if isinstance(leaf, TensorSpec) else meta_twin(leaf)
+
+
+def _record(twin: nn.Module, module: nn.Module, name: str, calls: list[Call]) -> None:
+    def first_call(twin: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+        calls.append(Call(module, name, tuple(args), dict(kwargs or {})))
+        del twin.__dict__[internals.INFER]
+        finish(twin, args, dict(kwargs or {}))
+
+    # Under the name too: forward hooks are not the only way to initialise a lazy module.
+    twin.__dict__[internals.INFER] = first_call
+    internals.pre_hooks_of(twin)[internals.pending_handle(twin).id] = first_call  # type: ignore[union-attr]
+
+
+class OnDevice(TorchFunctionMode):
+    """Lets code that asks meta tensors for their device believe that it runs on `device`."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        super().__init__()
+        # Getters are made anew on every access: equal and of equal hash, but not the same object.
+        self._answers: dict[Any, Any] = {}
+        if device is not None:
+            self._answers = {getter: kind == device.type for getter, kind in _KINDS.items()} | {_DEVICE: device}
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func in self._answers and args[0].is_meta:
+            return self._answers[func]
+        return func(*args, **(kwargs or {}))
+
+
+class _Following(OnDevice):
+    """Keeps a forward pass of the copy on meta, wherever its code wants to put tensors."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _GETTERS:
+            return super().__torch_function__(func, types, args, kwargs)
+        if func in _MOVES:
+            return _moved(func, args, kwargs)
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            # There is nothing to fill, and torch's meta kernels for drawing are slow.
+            return args[0] if args else kwargs["tensor"]
+        if kwargs.get("device") is not None and _is_elsewhere(kwargs["device"]):
+            kwargs = {key: value for key, value in kwargs.items() if key != "generator"} | {"device": "meta"}
+        if _has_meta((args, kwargs)):
+            args, kwargs = _to_meta(args), _to_meta(kwargs)
+        return func(*args, **kwargs)
+
+
+_DEVICE = Tensor.device.__get__
+_KINDS = {Tensor.is_cuda.__get__: "cuda", Tensor.is_cpu.__get__: "cpu", Tensor.is_xla.__get__: "xla"}
+_GETTERS = frozenset(
+    {_DEVICE, *_KINDS, Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.data.__get__, Tensor.is_meta.__get__}
+)
+_MOVES = frozenset(
+    function
+    for function in (getattr(Tensor, name, None) for name in ("to", "cuda", "cpu", "xpu", "ipu", "mtia"))
+    if function is not None
+)
+
+
+def _is_elsewhere(device: Any) -> bool:
+    return torch.device(device).type != "cpu"
+
+
+def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A transfer of a meta tensor is a cast at most; a transfer of a real one to a device makes it meta."""
+    tensor = args[0]
+    if func is Tensor.cpu:
+        return tensor if tensor.is_meta else func(*args, **kwargs)
+    if func is not Tensor.to:
+        return tensor if tensor.is_meta else meta_twin(tensor)
+    other = args[1] if len(args) > 1 else kwargs.get("other")
+    if isinstance(other, Tensor):
+        device, dtype, memory_format = other.device, other.dtype, kwargs.get("memory_format")
+    else:
+        options = {key: value for key, value in kwargs.items() if key != "copy"}
+        device, dtype, _, memory_format = internals.parse_to(*args[1:4], **options)
+    if not tensor.is_meta and device is not None and device.type != "cpu":
+        tensor = meta_twin(tensor)
+    return tensor.to(
+        dtype=tensor.dtype if dtype is None else dtype,
+        memory_format=torch.preserve_format if memory_format is None else memory_format,
+    )
+
+
+def _has_meta(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_meta
+    if isinstance(value, tuple | list):
+        return any(_has_meta(item) for item in value)
+    return isinstance(value, dict) and any(_has_meta(item) for item in value.values())
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if value.is_meta else meta_twin(value)
+    if isinstance(value, list) or type(value) is tuple:
+        return type(value)(_to_meta(item) for item in value)
+    return {key: _to_meta(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave the host's random number generators as they were."""
+    state, python_state = torch.get_rng_state(), random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
+
+
+def place_of(error: BaseException, names: dict[int, str]) -> tuple[str, str]:
+    """Where a forward pass failed.
+
+    Returns:
+        The full name of the innermost module, and ``file:line, `code` `` of the innermost line of the user's.
+    """
+    module_name, line = "", ""
+    for frame, number in _frames(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            name = names[id(owner)]
+            module_name = f"{name} ({type(owner).__name__})" if name else type(owner).__name__
+        file = Path(frame.f_code.co_filename)
+        if not any(home in file.parents for home in _NOT_THE_USERS):
+            code = linecache.getline(str(file), number).strip()
+            line = f"{file.name}:{number}" + (f", `{code}`" if code else "")
+    return module_name, line
+
+
+_NOT_THE_USERS = (Path(torch.__file__).parent, Path(__file__).parent)
+
+
+def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while traceback is not None:
+        yield traceback.tb_frame, traceback.tb_lineno
+        traceback = traceback.tb_next
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0].rstrip(".")
