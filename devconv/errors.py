@@ -159,7 +159,7 @@ _SHOWN = 20
 """Reasons that a message shows; a model has thousands of tensors."""
 
 
-class ConversionRefused(DevconvError, RuntimeError):  # noqa: N818 - the planner's word: refused, not failed
+class ConversionRefused(DevconvError, RuntimeError):
     """A conversion that stock torch would break was refused before anything was touched."""
 
     def __init__(self, reasons: Iterable[Refusal]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 
 from devconv import Backend, Capabilities, UnavailableDeviceError
@@ -31,9 +33,17 @@ class CudaBackend(Backend):
     def current_index(self) -> int | None:
         return torch.cuda.current_device()
 
+    def scope(self, device: torch.device) -> AbstractContextManager[object]:
+        return torch.cuda.device(device)
+
     def synchronize(self, device: torch.device | None = None) -> None:
-        for index in range(self.device_count()) if device is None else [device.index]:
-            torch.cuda.synchronize(index)
+        if device is not None:
+            torch.cuda.synchronize(device)
+        elif torch.cuda.is_initialized():
+            for index in range(self.device_count()):
+                # Asking a device that nobody uses would give it a context, which takes hundreds of megabytes.
+                if torch.cuda.memory_reserved(index):
+                    torch.cuda.synchronize(index)
 
     def free_memory(self, device: torch.device) -> int | None:
         free, _ = torch.cuda.mem_get_info(device)

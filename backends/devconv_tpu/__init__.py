@@ -40,7 +40,9 @@ class TpuBackend(Backend):
         self._tpu = getattr(torch, "tpu")  # noqa: B009 - the module is TorchTPU's, type checkers do not know it
         if not self._tpu.is_available():
             raise UnavailableDeviceError(
-                "tpu", "torch.tpu.is_available() is False", "Check that the machine has a TPU and no other process holds it."
+                "tpu",
+                "torch.tpu.is_available() is False",
+                "Check that the machine has a TPU and no other process holds it.",
             )
 
     def device_count(self) -> int:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from collections import defaultdict
-from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 import torch
@@ -56,13 +57,15 @@ class XlaBackend(Backend):
             raise UnavailableDeviceError(
                 "xla",
                 f"the runtime PJRT_DEVICE={os.environ.get('PJRT_DEVICE')} does not start: {type(error).__name__}: {error}",
-                "Set PJRT_DEVICE to a runtime that this machine has, such as CPU.",
+                "Set PJRT_DEVICE to a runtime that this machine has, such as CPU, before the program starts.",
             ) from error
         self.capabilities = Capabilities(
             unsupported_dtypes=_UNSUPPORTED,
             strides=False,
             own_rng=True,
             host_memory=os.environ.get("PJRT_DEVICE") == "CPU",
+            # pytorch/xla#5005, #9089: threads that trace at once have hung and aborted the process.
+            threads=False,
         )
 
     def prepare(self) -> None:
@@ -130,13 +133,55 @@ class XlaBackend(Backend):
         with torch.no_grad():
             for position, tensor in enumerate(tensors):
                 if tensor.device == device:
-                    copies[position] = tensor.detach().to(tensor.dtype if dtypes is None else dtypes[position], copy=True)
+                    copies[position] = tensor.detach().to(
+                        tensor.dtype if dtypes is None else dtypes[position], copy=True
+                    )
             if elsewhere:
                 host = self.fetch([tensors[position] for position in elsewhere])
                 wanted = None if dtypes is None else [dtypes[position] for position in elsewhere]
                 for position, tensor in zip(elsewhere, self.send(host, device, dtypes=wanted), strict=True):
                     copies[position] = tensor
         return copies
+
+    def broadcast(self, tensors: Sequence[Tensor], devices: Sequence[torch.device]) -> list[list[Tensor]]:
+        # Everything goes through the host: once, not once for each device.
+        host = self._on_host(tensors)
+        return [self.send(host, device) for device in devices]
+
+    def accumulate(self, terms: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
+        # The terms are on the host on their way anyway: added there, one tensor goes back instead of several, and the
+        # sums add nothing to the graph that is being traced on `device`.
+        flat = [term for group in terms for term in group]
+        host = iter(self._on_host(flat))
+        sums = []
+        with torch.no_grad():
+            for group in terms:
+                total = next(host)
+                for _ in group[1:]:
+                    total = total + next(host)
+                sums.append(total)
+        return self.send(sums, device)
+
+    def _on_host(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            return tensors
+        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
+        for tensor in tensors:
+            by_device[tensor.device].append(tensor)
+        if len(by_device) > 1:
+            # Start every device before waiting for the first one.
+            for group in by_device.values():
+                self._xlac._xla_sync_multi(group, [], False, False)
+        return self.fetch(tensors)
+
+    @contextmanager
+    def scope(self, device: torch.device) -> Iterator[None]:
+        before = self._xlac._xla_get_default_device()
+        self._xlac._xla_set_default_device(str(device))
+        try:
+            yield
+        finally:
+            self._xlac._xla_set_default_device(before)
 
     def synchronize(self, device: torch.device | None = None) -> None:
         targets = [str(device)] if device is not None else [f"xla:{index}" for index in range(self.device_count())]
@@ -171,7 +216,9 @@ def _check_pair() -> None:
     try:
         xla_version = metadata.version("torch_xla")
     except metadata.PackageNotFoundError:
-        raise UnavailableDeviceError("xla", f"torch_xla is not installed (torch is {torch.__version__})", _CURE) from None
+        raise UnavailableDeviceError(
+            "xla", f"torch_xla is not installed (torch is {torch.__version__})", _CURE
+        ) from None
     wanted, have = Version(xla_version).release[:2], Version(torch.__version__).release[:2]
     if wanted != have:
         raise BackendLoadError(
