@@ -7,6 +7,7 @@ what a vendor overrides makes it faster (`send`, `fetch`, `copy` in batches) or 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,6 +37,7 @@ class Capabilities:
         autograd: torch's autograd runs on the device.
         own_rng: ``torch.manual_seed`` alone does not seed the device's generator; `Backend.manual_seed` does.
         host_memory: device memory is host memory, so source and target add up on the host during a move.
+        threads: several threads may issue operations to the type's devices at once.
         process_group: name of the ``torch.distributed`` backend that reduces the device's tensors, None if there is
             none.
     """
@@ -47,6 +49,7 @@ class Capabilities:
     autograd: bool = True
     own_rng: bool = False
     host_memory: bool = False
+    threads: bool = True
     process_group: str | None = None
 
     def holds(self, dtype: torch.dtype) -> bool:
@@ -180,6 +183,49 @@ class Backend:
     ) -> list[Tensor]:
         """Copies on `device` of ``T`` tensors on devices of this type: between two of them, or a cast on one."""
         return _copies(tensors, device, dtypes, non_blocking)
+
+    def broadcast(self, tensors: Sequence[Tensor], devices: Sequence[torch.device]) -> list[list[Tensor]]:
+        """Copies of ``T`` tensors on each of ``D`` devices, for replicas of a model.
+
+        Args:
+            tensors: ``T`` tensors, all on the CPU or all on devices of this type.
+            devices: ``D`` indexed devices of this type; one may be named twice.
+
+        Returns:
+            ``copies[d][t]``: as `send` and `copy` return them, ``D`` times the bytes.
+        """
+        move = self.send if all(tensor.device.type == "cpu" for tensor in tensors) else self.copy
+        return [move(tensors, device) for device in devices]
+
+    def accumulate(self, terms: Sequence[Sequence[Tensor]], device: torch.device) -> list[Tensor]:
+        """Sums of tensors that are on devices of this type, for the gradients of replicas.
+
+        Args:
+            terms: ``T`` sums of one term or more each; the terms of one sum have one shape and dtype.
+            device: an indexed device of this type.
+
+        Returns:
+            ``T`` tensors on `device`, without a graph; a sum of one term that is there already may be the term itself.
+            Terms are added in their order.
+        """
+        flat = [term for group in terms for term in group]
+        moved = iter(self.copy([term for term in flat if term.device != device], device))
+        there = iter([term if term.device == device else next(moved) for term in flat])
+        sums = []
+        with torch.no_grad():
+            for group in terms:
+                total = next(there)
+                for _ in group[1:]:
+                    total = total + next(there)
+                sums.append(total)
+        return sums
+
+    def scope(self, device: torch.device) -> AbstractContextManager[object]:
+        """While it is entered, the type's name without an index means `device`, in the calling thread.
+
+        For a forward pass that makes tensors with ``device="acme"`` on a replica that is on ``acme:1``.
+        """
+        return nullcontext()
 
     def synchronize(self, device: torch.device | None = None) -> None:
         """Wait until everything queued on `device` (None: on every device of this type) is done."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 
 from devconv import Backend, Capabilities, UnavailableDeviceError
@@ -35,6 +37,9 @@ class XpuBackend(Backend):
 
     def current_index(self) -> int | None:
         return torch.xpu.current_device()
+
+    def scope(self, device: torch.device) -> AbstractContextManager[object]:
+        return torch.xpu.device(device)
 
     def synchronize(self, device: torch.device | None = None) -> None:
         for index in range(self.device_count()) if device is None else [device.index]:
