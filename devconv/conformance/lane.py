@@ -64,7 +64,7 @@ class Lane:
 
     @cached_property
     def has_values(self) -> bool:
-        return self.device.type != "meta"
+        return self.backend.capabilities.values
 
     @cached_property
     def cast(self) -> torch.dtype | None:
@@ -187,10 +187,8 @@ class Move:
 
 
 def _at(module: _Module, place: Place) -> _Module:
-    # Dtype first, on the host, where stock torch is right for a module that nothing hangs on yet.
-    module.to(place.dtype)
-    if place.device.type != "cpu":
-        devconv.convert(module, place.device)
+    if place != Place(torch.device("cpu")):
+        devconv.convert(module, place.device, place.dtype)
     return module
 
 

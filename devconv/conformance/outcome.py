@@ -68,8 +68,8 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Nothing failed that was not declared, and nothing was declared that works."""
-        return bool(self.outcomes) and all(outcome.status.good for outcome in self.outcomes)
+        """Something passed, nothing failed that was not declared, and nothing was declared that works."""
+        return self.counts[Status.PASSED] > 0 and all(outcome.status.good for outcome in self.outcomes)
 
     @property
     def counts(self) -> Counter[Status]:

@@ -133,7 +133,7 @@ def a_short_answer_is_an_error(lane: Lane, move: Move) -> None:
     expect_equal(_picture(model, optimizer), before, "model and optimizer afterwards")
 
 
-@promise(cure="Report real free memory from Backend.free_memory(), or None.", needs="foreign")
+@promise(cure="Report real free memory from Backend.free_memory(), or None.", needs="foreign values")
 def what_does_not_fit_is_refused(lane: Lane) -> None:
     """A model that is larger than the device's free memory is refused before anything is touched."""
     model = mlp()

@@ -91,11 +91,12 @@ def the_optimizer_holds_the_models_parameters(lane: Lane, move: Move) -> None:
 
 @promise(cure="Return tensors of the dtype asked for from Backend.send(), fetch() and copy().", needs="autograd")
 def state_is_where_its_parameter_is(lane: Lane, move: Move) -> None:
-    """Every entry of the state that has the shape of its parameter is on its device, in its dtype."""
+    """By the next step, what the state holds in the shape of a parameter is on its device, in its dtype."""
     model = move.place(mlp())
     optimizer = Adam(model.parameters(), lr=0.1)
     steps(model, optimizer, move.before, lane, count=1)
     move(model, optimizer)
+    steps(model, optimizer, move.after, lane, count=1)
     for name, parameter in model.named_parameters():
         for key in ("exp_avg", "exp_avg_sq"):
             state = optimizer.state[parameter].get(key)

@@ -151,10 +151,13 @@ def _arrives(source: torch.Tensor, device: torch.device) -> bool:
         return False
 
 
-@promise(cure="Say True in Capabilities for what the device can do: strides, storage_aliasing, autograd.")
+@promise(cure="Say True in Capabilities for what the device can do: values, strides, storage_aliasing, autograd.")
 def no_ability_is_denied(lane: Lane) -> None:
-    """Strides, shared storage and autograd are declared missing only where they are."""
+    """Values, strides, shared storage and autograd are declared missing only where they are."""
     said = lane.backend.capabilities
+    if not said.values:
+        expect(not _arrives(torch.ones(2), lane.device), f"values=False, but numbers come back from {lane.device}")
+        return
     if not said.strides:
         turned = torch.empty(2, 3).t().to(lane.device)
         expect(turned.stride() == (2, 1), f"strides=False, but a transposed tensor keeps its strides on {lane.device}")
