@@ -7,6 +7,7 @@ other lanes are skipped with the reason, unless ``DEVCONV_REQUIRE`` names them.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,7 +22,7 @@ def _load_lanes() -> ModuleType:
     spec = spec_from_file_location("devconv_lanes", Path(__file__).parent.parent / "ci" / "lanes.py")
     assert spec is not None
     assert spec.loader is not None
-    module = module_from_spec(spec)
+    module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 
