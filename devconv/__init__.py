@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import __future__ as __future__
+    from . import distributed as distributed
     from .backend import Backend as Backend
     from .backend import Capabilities as Capabilities
     from .conversion import convert as convert
@@ -18,19 +19,29 @@ if TYPE_CHECKING:
     from .conversion import move as move
     from .conversion import plan as plan
     from .conversion import prepare as prepare
+    from .errors import AlreadyReplicatedError as AlreadyReplicatedError
     from .errors import BackendLoadError as BackendLoadError
     from .errors import BackendProtocolError as BackendProtocolError
+    from .errors import ContractError as ContractError
     from .errors import ConversionError as ConversionError
     from .errors import ConversionRefused as ConversionRefused
     from .errors import DevconvError as DevconvError
     from .errors import DuplicateBackendError as DuplicateBackendError
     from .errors import InvalidDeviceError as InvalidDeviceError
+    from .errors import MeshTooLateError as MeshTooLateError
     from .errors import NotAModuleError as NotAModuleError
+    from .errors import NotReplicatedError as NotReplicatedError
     from .errors import OptimizerMismatchError as OptimizerMismatchError
     from .errors import PartialConversionError as PartialConversionError
+    from .errors import PendingBackwardError as PendingBackwardError
+    from .errors import ProcessGroupError as ProcessGroupError
+    from .errors import RankLostError as RankLostError
+    from .errors import RanksDisagreeError as RanksDisagreeError
     from .errors import Refusal as Refusal
+    from .errors import ReplicationRefused as ReplicationRefused
     from .errors import UnavailableDeviceError as UnavailableDeviceError
     from .errors import UnknownDeviceError as UnknownDeviceError
+    from .errors import UnusedParametersError as UnusedParametersError
     from .following import follow as follow
     from .hook import get_registry_conversion as get_registry_conversion
     from .hook import registry_conversion as registry_conversion
@@ -49,25 +60,35 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "AlreadyReplicatedError": "errors",
     "Backend": "backend",
     "BackendLoadError": "errors",
     "BackendProtocolError": "errors",
     "Capabilities": "backend",
+    "ContractError": "errors",
     "ConversionError": "errors",
     "ConversionRefused": "errors",
     "DevconvError": "errors",
     "DuplicateBackendError": "errors",
     "InvalidDeviceError": "errors",
     "Item": "report",
+    "MeshTooLateError": "errors",
     "NotAModuleError": "errors",
+    "NotReplicatedError": "errors",
     "OptimizerMismatchError": "errors",
     "PartialConversionError": "errors",
+    "PendingBackwardError": "errors",
     "Plan": "planning",
+    "ProcessGroupError": "errors",
+    "RankLostError": "errors",
+    "RanksDisagreeError": "errors",
     "Refusal": "errors",
+    "ReplicationRefused": "errors",
     "Report": "report",
     "Route": "policy",
     "UnavailableDeviceError": "errors",
     "UnknownDeviceError": "errors",
+    "UnusedParametersError": "errors",
     "backend_for": "registry",
     "convert": "conversion",
     "follow": "following",
@@ -87,7 +108,7 @@ _HOME = {
 """Public name -> the module that defines it. A module's name is never a public name too: importing the module would
 put it where the function was."""
 
-_SUBPACKAGES = frozenset({"__future__"})
+_SUBPACKAGES = frozenset({"__future__", "distributed"})
 
 
 def __getattr__(name: str) -> Any:

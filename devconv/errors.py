@@ -13,11 +13,13 @@ __all__ = [
     "AlreadyReplicatedError",
     "BackendLoadError",
     "BackendProtocolError",
+    "BatchError",
     "ContractError",
     "ConversionError",
     "ConversionRefused",
     "DevconvError",
     "DuplicateBackendError",
+    "GatherError",
     "InvalidDeviceError",
     "LazyCheckpointError",
     "LazyDeviceError",
@@ -37,6 +39,7 @@ __all__ = [
     "UnavailableDeviceError",
     "UninitializedTensorError",
     "UnknownDeviceError",
+    "UnusedParametersError",
 ]
 
 
@@ -346,3 +349,32 @@ class MeshTooLateError(DevconvError, RuntimeError):
             f"it is too late in this process to use all {device_type} devices as one mesh: the runtime was started for "
             f"single devices, has no way back, and would crash. {cure}"
         )
+
+
+class UnusedParametersError(DevconvError, RuntimeError):
+    """The last backward pass reached only a part of the parameters, and the ranks still wait for the rest."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        super().__init__(
+            f"the last backward pass left parameters without a gradient, so their average is still waited for: "
+            f"{shown or 'torch does not say which'}. Use every output in the loss, freeze what is not used, or call "
+            f"replicate(..., find_unused_parameters=True)."
+        )
+
+
+class BatchError(DevconvError, ValueError):
+    """The inputs of a call cannot be cut into one batch for each replica."""
+
+    def __init__(self, path: str, why: str, cure: str) -> None:
+        self.path, self.why, self.cure = path, why, cure
+        super().__init__(f"{path}: {why}. {cure}")
+
+
+class GatherError(DevconvError, TypeError):
+    """The outputs of the replicas cannot be put together into one."""
+
+    def __init__(self, path: str, why: str, cure: str) -> None:
+        self.path, self.why, self.cure = path, why, cure
+        super().__init__(f"{path}: {why}. {cure}")

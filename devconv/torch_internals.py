@@ -11,6 +11,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import CodeType
 from typing import Any, cast
 
@@ -404,3 +405,120 @@ def make_like(tensor: Tensor, data: Tensor) -> Tensor:
     Reason: a Parameter subclass may want arguments that nobody can guess; its attributes are carried over instead.
     """
     return torch.Tensor._make_subclass(type(tensor), data, tensor.requires_grad)
+
+
+# Replication over a process group: the parts of DistributedDataParallel that its composable forms, torch's own too,
+# have to call.
+
+without_compiler: Callable[..., Any] = torch._disable_dynamo
+"""Decorator: ``torch.compile`` runs the function as it is. Reason: the public ``torch.compiler.disable`` imports the
+compiler on the spot, this one on the first call under it."""
+
+
+def before_forward(ddp: nn.Module) -> None:
+    """What DistributedDataParallel does before it calls its module. Reason: public only together with that call."""
+    ddp._pre_forward()  # type: ignore[operator]
+
+
+def after_forward(ddp: nn.Module, output: Any) -> Any:
+    """What DistributedDataParallel does with its module's output. Reason: as `before_forward`."""
+    return ddp._post_forward(output)  # type: ignore[operator]
+
+
+def leave_to_others(module: nn.Module, names: list[str]) -> None:
+    """Parameters and buffers that DistributedDataParallel leaves alone. Reason: documented, with a private name."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, names)
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call `function` at the end of the backward pass that is running. Reason: no public hook sees that moment."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def composable_apis(module: nn.Module) -> list[str]:
+    """Names of torch's composable APIs that manage `module`. Reason: the registry that those APIs keep is private."""
+    contract = sys.modules.get("torch.distributed._composable.contract")
+    return [] if contract is None else list(contract._get_registry(module) or ())
+
+
+def timeout_of(group: Any) -> timedelta | None:
+    """How long a gloo group waits for a rank; None where torch does not say.
+
+    Reason: no public getter, and ``monitored_barrier`` waits half an hour whatever the group was made with.
+    """
+    from torch.distributed import ProcessGroup, distributed_c10d
+
+    group = distributed_c10d._get_default_group() if group is None else group
+    if not isinstance(group, ProcessGroup):
+        return None
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    found = getattr(options, "_timeout", None)
+    return found if isinstance(found, timedelta) else None
+
+
+# Replicas in one process: cached copies of a module's Python side, which tensors are put into on every call.
+
+try:
+    from torch._C._dynamo.guards import dict_version as _dict_version
+except ImportError:  # pragma: no cover - then nothing is cached, and every call builds its replicas anew
+    _dict_version = None
+
+TABLES = ("_parameters", "_buffers", "_modules")
+"""Where a module keeps what is registered with it, in the order of `tables_of`."""
+
+PLAIN_MODULE = frozenset(nn.Module().__dict__)
+"""Attributes that every module has: its tables, its hooks, its mode. None of them holds a user's plain attribute."""
+
+
+def tables_of(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The dicts of `TABLES`. Reason: as `parameters_of`."""
+    return module._parameters, module._buffers, module._modules
+
+
+def dict_versions(tables: list[dict[str, Any]]) -> list[int] | None:
+    """A number for each dict that is another one after any change of the dict; None where torch does not tell.
+
+    Reason: Python has no public sign that a dict has changed, and comparing every attribute of thousands of modules
+    costs more than everything else that replication does. torch's compiler reads the same number for its guards.
+    """
+    return None if _dict_version is None else list(map(_dict_version, tables))
+
+
+def bare_replica(module: nn.Module) -> nn.Module:
+    """A shallow copy of `module` without its parameters. Reason: the method that modules with lists of their own
+    tensors (RNNs, graph modules) override for this purpose is private."""
+    replica = module._replicate_for_data_parallel()
+    assert isinstance(replica, nn.Module)
+    return replica
+
+
+def replicates_itself(module: nn.Module) -> bool:
+    """Whether a module brings its own `REPLICATE`. Reason: then its copy is made by it on every call."""
+    return REPLICATE in module.__dict__ or type(module)._replicate_for_data_parallel is not (
+        nn.Module._replicate_for_data_parallel
+    )
+
+
+def mark_replica(attributes: dict[str, Any], parameters: dict[str, Any]) -> None:
+    """The marks that torch's own replicas carry. Reason: ``zero_grad`` and other libraries look for them."""
+    attributes["_is_replica"] = True
+    attributes["_former_parameters"] = parameters
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` or ``module.compile()`` bound code to this very module. Reason: both leave it in
+    private places, and a shallow copy would run that code on the original's tensors."""
+    return uncompiled(module) is not module or module._compiled_call_impl is not None
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether a module lives in TorchScript. Reason: the public class is slow to import and loaded anyway if used."""
+    script = sys.modules.get("torch.jit._script")
+    return script is not None and isinstance(module, script.ScriptModule)
+
+
+def writes_of(tensors: list[Tensor]) -> list[int]:
+    """How often each tensor was written in place, as far as autograd knows. Reason: the version counter is private."""
+    return [tensor._version for tensor in tensors]
