@@ -138,7 +138,7 @@ class Commit:
             internals.set_accumulate_hooks(new, internals.accumulate_hooks(tensor))
         else:
             # What a class's own conversion returns keeps the class that it chose.
-            new = staged.as_subclass(type(tensor)) if type(staged) is Tensor else staged
+            new = staged if type(staged) is not Tensor or type(tensor) is Tensor else staged.as_subclass(type(tensor))
         if new is not tensor:
             carry_attributes(tensor, new)
         entry.staged = new

@@ -49,8 +49,11 @@ class _Flat:
     def rebuild(self, flat: Tensor, *, remember: bool) -> None:
         tensors = []
         for entry, place in zip(self.group, self.places, strict=True):
-            entry.staged = flat.as_strided(place.size, place.stride, place.offset - self.first)
-            tensors.append(entry.staged)
+            staged = flat.as_strided(place.size, place.stride, place.offset - self.first)
+            if not entry.parameter and type(entry.tensor) is not Tensor:
+                staged = staged.as_subclass(type(entry.tensor))
+            entry.staged = staged
+            tensors.append(staged)
         if remember:
             record(tensors, [place._replace(offset=place.offset - self.first) for place in self.places])
 
