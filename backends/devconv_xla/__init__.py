@@ -7,21 +7,17 @@ is started before the first backward pass wherever that is still possible.
 from __future__ import annotations
 
 import os
-import threading
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import metadata
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
-from packaging.version import Version
 from torch import Tensor
 
-from devconv import Backend, BackendLoadError, Capabilities, UnavailableDeviceError
+from devconv import Backend, Capabilities, UnavailableDeviceError
+
+from .starting import check_pair, choose_runtime, enable_backward
 
 __all__ = ["XlaBackend", "enable_backward"]
 
@@ -32,10 +28,6 @@ _UNSUPPORTED = frozenset(
     | {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 )
 
-_GOOGLE = "0x1ae0"  # vendor of TPU chips on the PCI bus, and of some network cards: then torch_xla has to look closer
-
-_CURE = 'Install the pair that belongs together: pip install "torch==2.9.*" "torch_xla==2.9.0".'
-
 
 class XlaBackend(Backend):
     """Backend for ``xla``. Its tensors are contiguous, and their storages cannot be read from Python."""
@@ -45,8 +37,8 @@ class XlaBackend(Backend):
     _xlac: Any
 
     def load(self) -> None:
-        _check_pair()
-        _choose_runtime()
+        check_pair()
+        choose_runtime()
         try:
             import torch_xla
 
@@ -209,83 +201,3 @@ def _without_grad(fresh: list[Tensor]) -> list[Tensor]:
         if tensor.requires_grad:
             tensor.requires_grad_(False)
     return fresh
-
-
-def _check_pair() -> None:
-    """torch_xla's metadata pins no torch, and with another one it fails to import with undefined symbols."""
-    try:
-        xla_version = metadata.version("torch_xla")
-    except metadata.PackageNotFoundError:
-        raise UnavailableDeviceError(
-            "xla", f"torch_xla is not installed (torch is {torch.__version__})", _CURE
-        ) from None
-    wanted, have = Version(xla_version).release[:2], Version(torch.__version__).release[:2]
-    if wanted != have:
-        raise BackendLoadError(
-            "xla",
-            f"torch_xla {xla_version}",
-            f"torch_xla {xla_version} was built for torch {'.'.join(map(str, wanted))}, this is torch {torch.__version__}",
-            _CURE,
-        )
-
-
-def _choose_runtime() -> None:
-    """Take the CPU without a word where nothing else can be meant; torch_xla does the same with a warning.
-
-    It does so while it is imported, so its own look for chips cannot be asked first.
-    """
-    if "PJRT_DEVICE" in os.environ or os.environ.get("PJRT_SELECT_DEFAULT_DEVICE") == "0" or find_spec("libneuronxla"):
-        return
-    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
-    if not any(vendor.read_text().strip() == _GOOGLE for vendor in vendors):
-        os.environ["PJRT_DEVICE"] = "CPU"
-
-
-_warned = threading.Lock()
-_thread = threading.local()
-
-
-def enable_backward() -> None:
-    """Make ``backward()`` through XLA tensors work in the calling thread.
-
-    A backward pass on the CPU before the XLA runtime existed leaves autograd without threads for XLA's devices, and
-    every later XLA backward fails with an internal assertion. If that has happened, backward passes of this thread run
-    without autograd's threads from now on, which gives the same results. Moving a model to XLA does this for the
-    thread that moves it; call it in any other thread that trains.
-
-    Raises:
-        UnavailableDeviceError: backward fails all the same.
-    """
-    if getattr(_thread, "backward_works", False):
-        return
-    if _backward_works():
-        _thread.backward_works = True
-        return
-    torch.autograd.set_multithreading_enabled(False)
-    if not _backward_works():
-        torch.autograd.set_multithreading_enabled(True)
-        raise UnavailableDeviceError(
-            "xla",
-            "a backward pass ran in this process before the XLA runtime was started, and XLA backward passes fail now",
-            'Call devconv.prepare("xla") at the start of the program, before the first backward().',
-        )
-    _thread.backward_works = True
-    if _warned.acquire(blocking=False):
-        warnings.warn(
-            "a backward pass ran before the XLA runtime was started; XLA backward passes run without autograd's "
-            'device threads in this thread from now on. Call devconv.prepare("xla") at the start of the program to '
-            "avoid it, and devconv_xla.enable_backward() in other threads that train.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-
-
-def _backward_works() -> bool:
-    # A model may be moved inside torch.inference_mode(), where nothing could be learnt.
-    with torch.inference_mode(False), torch.enable_grad():
-        probe = torch.ones((), device="xla", requires_grad=True)
-        try:
-            (probe * 2).backward()
-        except RuntimeError:
-            return False
-    return probe.grad is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from devconv import MeshTooLateError
 
-from . import _check_pair, _choose_runtime
+from .starting import check_pair, choose_runtime
 
 __all__ = ["SpmdMesh", "start"]
 
@@ -66,8 +66,8 @@ def start() -> SpmdMesh:
         MeshTooLateError: a device, or the number of devices, was asked for in this process already. torch_xla would
             warn and crash with a segmentation fault at a later step.
     """
-    _check_pair()
-    _choose_runtime()
+    check_pair()
+    choose_runtime()
     import torch_xla
     import torch_xla.distributed.spmd as xs
 
