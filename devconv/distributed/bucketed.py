@@ -54,7 +54,7 @@ class BucketedReducer:
         self._ddp.register_comm_hook(self._link, _average)
 
     def before(self) -> None:
-        with answered("the broadcast of buffers from rank 0", self._link.rank, self._link.size), self._naming_unused():
+        with answered("preparing a forward pass", self._link.rank, self._link.size), self._naming_unused():
             internals.before_forward(self._ddp)
 
     def after(self, output: Any) -> Any:

@@ -67,7 +67,7 @@ class HostReducer:
             module = self._module()
             assert module is not None
             # Looked up afresh: a forward pass may have put a new tensor in a buffer's place.
-            with answered("the broadcast of buffers from rank 0", self._rank, self._size):
+            with answered("preparing a forward pass", self._rank, self._size):
                 self._broadcast(self._managed.buffers_now(module))
         self._synced = torch.is_grad_enabled()
         self._armed = self._armed or torch.is_grad_enabled()
