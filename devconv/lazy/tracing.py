@@ -29,6 +29,7 @@ from .finishing import finish
 from .nested import map_tensors
 from .pending import is_pending
 from .shadow import Shadow, meta_twin
+from .shortcuts import shortcut
 from .spec import TensorSpec
 from .undo import all_or_nothing
 
@@ -140,6 +141,9 @@ class _Following(OnDevice):
             kwargs = {key: value for key, value in kwargs.items() if key != "generator"} | {"device": "meta"}
         if _has_meta((args, kwargs)):
             args, kwargs = _to_meta(args), _to_meta(kwargs)
+            result = shortcut(func, args, kwargs)
+            if result is not None:
+                return result
         return func(*args, **kwargs)
 
 
