@@ -50,6 +50,9 @@ _HOME = {
 }
 
 
+__all__ = sorted(_HOME)  # noqa: PLE0605 - the names are in the table above
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:

@@ -40,6 +40,7 @@ NEEDS = {
     "strides": "the backend says that the device keeps no strides",
     "aliasing": "the backend says that two tensors cannot share a storage on the device",
     "lacking": "the backend says that the device holds every dtype",
+    "threads": "the backend says that one thread at a time may use the device",
     "own_rng": "the backend says that torch.manual_seed reaches the device",
     "cast": "the device holds one floating dtype only",
     "installed": "the backend was registered by a program, not by an installed distribution",

@@ -95,6 +95,7 @@ class Lane:
             "strides": lambda: self.backend.capabilities.strides,
             "aliasing": lambda: self.backend.capabilities.storage_aliasing,
             "lacking": lambda: bool(self.backend.capabilities.unsupported_dtypes),
+            "threads": lambda: self.backend.capabilities.threads,
             "own_rng": lambda: self.backend.capabilities.own_rng,
             "cast": lambda: self.cast is not None,
             "installed": lambda: not self.origin.startswith("register("),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,17 +27,38 @@ class Injected(RuntimeError):
 
 @contextmanager
 def instead(lane: Lane, replacement: Callable[[Callable[..., Any]], Callable[..., Any]], *methods: str) -> Iterator[None]:
-    """Exchange methods of the backends that a conversion of `lane` can ask: the device's own and the host's."""
+    """Exchange methods of the backends that a conversion of `lane` can ask: the device's own and the host's.
+
+    Only calls from outside are exchanged: a backend may build one of its methods on another.
+    """
     backends = {id(backend): backend for backend in (lane.backend, devconv.backend_for("cpu"))}.values()
+    before = [(backend, dict(vars(backend))) for backend in backends]
     for backend in backends:
         for method in methods:
-            setattr(backend, method, replacement(getattr(backend, method)))
+            real = getattr(backend, method)
+            setattr(backend, method, _outermost(real, replacement(real)))
     try:
         yield
     finally:
-        for backend in backends:
-            for method in methods:
-                delattr(backend, method)
+        for backend, attributes in before:
+            vars(backend).clear()
+            vars(backend).update(attributes)
+
+
+_inside: ContextVar[bool] = ContextVar("_inside", default=False)
+
+
+def _outermost(real: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _inside.get():
+            return real(*args, **kwargs)
+        token = _inside.set(True)
+        try:
+            return other(*args, **kwargs)
+        finally:
+            _inside.reset(token)
+
+    return call
 
 
 def _picture(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..check import promise
 from ..expecting import expect, expect_close, expect_equal
@@ -158,6 +159,6 @@ def the_old_memory_is_let_go(lane: Lane, move: Move) -> None:
     model = move.place(mlp())
     with torch.no_grad():
         model(move.before(batch()))
-    storages = [weakref.ref(parameter.untyped_storage()) for parameter in model.parameters()]
+    storages = [StorageWeakRef(parameter.untyped_storage()) for parameter in model.parameters()]
     move(model)
-    expect(not any(reference() for reference in storages), "a storage of the model before the move is still alive")
+    expect(all(storage.expired() for storage in storages), "a storage of the model before the move is still alive")

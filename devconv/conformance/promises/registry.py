@@ -98,8 +98,8 @@ def preparing_again_changes_nothing(lane: Lane) -> None:
     """`prepare` may be called before every conversion: current device, host generator and default dtype stay."""
 
     def settings() -> tuple[object, ...]:
-        state = torch.get_rng_state().sum().item()
-        return lane.backend.current_index(), torch.get_default_dtype(), torch.is_grad_enabled(), state
+        generator = hash(bytes(torch.get_rng_state().tolist()))
+        return lane.backend.current_index(), torch.get_default_dtype(), torch.is_grad_enabled(), generator
 
     lane.backend.prepare()
     before = settings()
@@ -210,7 +210,7 @@ def synchronize_takes_one_device_and_all(lane: Lane) -> None:
     lane.backend.synchronize()
 
 
-@promise(cure="Guard the backend's shared state with a lock; prepare() may need a part for each thread.", needs="values")
+@promise(cure="Guard the backend's shared state with a lock, or say threads=False in Capabilities.", needs="values threads")
 def two_threads_may_use_the_backend_at_once(lane: Lane) -> None:
     """Four threads send and fetch at once, and each gets its own numbers back."""
     start, seen = threading.Barrier(4), []
