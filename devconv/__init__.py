@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from .errors import AlreadyReplicatedError as AlreadyReplicatedError
     from .errors import BackendLoadError as BackendLoadError
     from .errors import BackendProtocolError as BackendProtocolError
+    from .errors import BatchError as BatchError
     from .errors import ContractError as ContractError
     from .errors import ConversionError as ConversionError
     from .errors import ConversionRefused as ConversionRefused
     from .errors import DevconvError as DevconvError
     from .errors import DuplicateBackendError as DuplicateBackendError
+    from .errors import GatherError as GatherError
     from .errors import InvalidDeviceError as InvalidDeviceError
     from .errors import MeshTooLateError as MeshTooLateError
     from .errors import NotAModuleError as NotAModuleError
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
     from .following import follow as follow
     from .hook import get_registry_conversion as get_registry_conversion
     from .hook import registry_conversion as registry_conversion
+    from .parallel.data_parallel import DataParallel as DataParallel
+    from .parallel.replicator import Replicator as Replicator
+    from .parallel.replicator import replicate as replicate
     from .planning import Plan as Plan
     from .policy import Route as Route
     from .registry import backend_for as backend_for
@@ -64,12 +69,15 @@ _HOME = {
     "Backend": "backend",
     "BackendLoadError": "errors",
     "BackendProtocolError": "errors",
+    "BatchError": "errors",
     "Capabilities": "backend",
     "ContractError": "errors",
     "ConversionError": "errors",
     "ConversionRefused": "errors",
+    "DataParallel": "parallel.data_parallel",
     "DevconvError": "errors",
     "DuplicateBackendError": "errors",
+    "GatherError": "errors",
     "InvalidDeviceError": "errors",
     "Item": "report",
     "MeshTooLateError": "errors",
@@ -84,6 +92,7 @@ _HOME = {
     "RanksDisagreeError": "errors",
     "Refusal": "errors",
     "ReplicationRefused": "errors",
+    "Replicator": "parallel.replicator",
     "Report": "report",
     "Route": "policy",
     "UnavailableDeviceError": "errors",
@@ -102,13 +111,14 @@ _HOME = {
     "register": "registry",
     "registrations": "registry",
     "registry_conversion": "hook",
+    "replicate": "parallel.replicator",
     "resolve": "registry",
     "unregister": "registry",
 }
 """Public name -> the module that defines it. A module's name is never a public name too: importing the module would
 put it where the function was."""
 
-_SUBPACKAGES = frozenset({"__future__", "distributed"})
+_SUBPACKAGES = frozenset({"__future__", "distributed", "parallel"})
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,11 @@ def impl_of(tensor: Tensor) -> int:
 
 def storages_of(tensors: list[Tensor]) -> list[int]:
     """Addresses of the tensors' StorageImpls. Reason: equal for aliases on every device, where ``data_ptr()`` is 0 on
-    XLA and meta. A list at a time, since the look is on the path of every conversion."""
+    XLA and meta. A list at a time, since the look is on the path of every conversion.
+
+    Raises:
+        NotImplementedError: a tensor has no storage (sparse layouts).
+    """
     return [tensor.untyped_storage()._cdata for tensor in tensors]
 
 
@@ -238,7 +242,6 @@ stock_to: Callable[..., nn.Module] = nn.Module.to
 INFER = "_infer_parameters"
 LOAD = "_load_from_state_dict"
 REPLICATE = "_replicate_for_data_parallel"
-ALLOWED = "_allowed_methods"
 
 
 def pending_handle(module: nn.Module) -> Any | None:
@@ -308,6 +311,9 @@ def restore_location(device: torch.device) -> torch.device:
 
     Reason: tensors without a storage in the file have to ask, as torch's own do.
     """
+    if callable(torch.serialization._serialization_tls.map_location):
+        # It wants a storage, and there is none.
+        return device
     return torch.device(torch._utils._get_restore_location(str(device)))
 
 

@@ -1,0 +1,267 @@
+"""What replicas of a module were made for, and the cheap question whether it is still so.
+
+A call may change nothing but values, and then thousands of modules must not be looked at one by one. Dicts have a
+version number, so the question is answered by comparing two lists of numbers; only what differs is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import chain
+from operator import attrgetter, getitem, is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from devconv import torch_internals as internals
+from devconv.errors import Refusal, ReplicationRefused, UninitializedTensorError
+
+from .attributes import Plain, look
+
+__all__ = ["Structure"]
+
+_attributes_of = attrgetter("__dict__")
+_device_of = attrgetter("device")
+_dtype_of = attrgetter("dtype")
+
+
+class Structure:
+    """Every module that is reachable from one, every place of a tensor in them, and their state when last seen.
+
+    Attributes:
+        modules: each once, the root first.
+        names: their full names; ``blocks[0]`` for one that stands in a plain list.
+        positions: index in `modules`, by id.
+        plain: what their plain attributes hold, where that is anything.
+        self_copying: indices of modules that make their own copies.
+        setting: indices of modules whose class overrides ``__setattr__``, and wants to see its tensors set.
+        slot_homes: for every place of a tensor, twice the index of its module, plus one for a buffer.
+        slot_keys: the name in that module's table.
+        tensors: every registered tensor once.
+        index: for every place, the position in `tensors`; -1 for a place that holds None.
+        parameter_count: so many of `tensors`, the first ones, stand in a table of parameters.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        """Look at everything once.
+
+        Raises:
+            ReplicationRefused: a module is compiled or scripted.
+        """
+        self.modules: list[nn.Module] = []
+        self.names: list[str] = []
+        self.positions: dict[int, int] = {}
+        self._plain: list[Plain] = []
+        self._walk(root)
+        self._refuse_bound_code()
+        self._types = list(map(type, self.modules))
+        self.self_copying = [i for i, module in enumerate(self.modules) if internals.replicates_itself(module)]
+        stock_setattr: object = nn.Module.__setattr__
+        self.setting = [i for i, cls in enumerate(self._types) if cls.__setattr__ is not stock_setattr]
+        self._tables = list(chain.from_iterable(map(internals.tables_of, self.modules)))
+        self._layout = [self._layout_of(position) for position in range(len(self._tables))]
+        self.slot_homes: list[int] = []
+        self.slot_keys: list[str] = []
+        self._slot_tables: list[dict[str, Tensor | None]] = []
+        for kind in (0, 1):
+            for i in range(len(self.modules)):
+                table = self._tables[3 * i + kind]
+                self.slot_homes.extend([2 * i + kind] * len(table))
+                self.slot_keys.extend(table)
+                self._slot_tables.extend([table] * len(table))
+        self._remember()
+        self._collect()
+        self._watch()
+
+    def _walk(self, root: nn.Module) -> None:
+        stack: list[tuple[nn.Module, str]] = [(root, "")]
+        hidden: list[tuple[nn.Module, str]] = []
+        while stack or hidden:
+            # Registered modules first: theirs is the name that people know.
+            module, name = stack.pop() if stack else hidden.pop(0)
+            if id(module) in self.positions:
+                continue
+            self.positions[id(module)] = len(self.modules)
+            self.modules.append(module)
+            self.names.append(name)
+            plain = look(module.__dict__)
+            self._plain.append(plain)
+            prefix = f"{name}." if name else ""
+            children = [
+                (child, prefix + key) for key, child in internals.children_of(module).items() if child is not None
+            ]
+            stack.extend(reversed(children))
+            hidden.extend((other, prefix + path) for other, path in plain.modules)
+
+    def _refuse_bound_code(self) -> None:
+        reasons = []
+        for module, name in zip(self.modules, self.names, strict=True):
+            if internals.is_scripted(module):
+                why, cure = (
+                    "it lives in TorchScript, which has its own copies",
+                    "Replicate the module it was made from.",
+                )
+            elif internals.is_compiled(module):
+                why = "its compiled code is bound to the original, and replicas would run it on the original's tensors"
+                cure = "Replicate the module that was compiled."
+            else:
+                continue
+            reasons.append(Refusal(name, type(module).__name__, why, cure))
+        if reasons:
+            raise ReplicationRefused(reasons)
+
+    def _layout_of(self, position: int) -> tuple[Any, ...]:
+        table = self._tables[position]
+        if position % 3 == 2:
+            return tuple((key, id(child)) for key, child in table.items())
+        return tuple((key, tensor is None) for key, tensor in table.items())
+
+    def _remember(self) -> None:
+        attributes = list(map(_attributes_of, self.modules))
+        self._attribute_versions = internals.dict_versions(attributes)
+        self._table_versions = internals.dict_versions(self._tables)
+
+    def _collect(self) -> None:
+        objects: list[Tensor | None] = list(map(getitem, self._slot_tables, self.slot_keys))
+        seen: dict[int, int] = {}
+        self.tensors: list[Tensor] = []
+        self.index: list[int] = []
+        self.parameter_count = 0
+        for home, tensor in zip(self.slot_homes, objects, strict=True):
+            if tensor is None:
+                self.index.append(-1)
+                continue
+            position = seen.setdefault(id(tensor), len(self.tensors))
+            if position == len(self.tensors):
+                self.tensors.append(tensor)
+                self.parameter_count += not home % 2
+            self.index.append(position)
+
+    def _watch(self) -> None:
+        self.plain = {i: plain for i, plain in enumerate(self._plain) if plain.keys}
+        self._watching = [i for i, plain in enumerate(self._plain) if plain.containers]
+        containers = [container for i in self._watching for container in self._plain[i].containers]
+        self._views: list[Collection[Any]] = [
+            container.values() if isinstance(container, dict) else container for container in containers
+        ]
+        self._lengths = list(map(len, self._views))
+        self._contents = list(chain.from_iterable(self._views))
+
+    def extras(self, device: torch.device | None) -> list[Tensor]:
+        """Tensors of plain attributes that are on `device` and not registered too."""
+        if not self.plain:
+            return []
+        registered = set(map(id, self.tensors))
+        found = {id(tensor): tensor for plain in self.plain.values() for tensor in plain.tensors}
+        return [tensor for key, tensor in found.items() if key not in registered and tensor.device == device]
+
+    def stale(self) -> set[int] | None:
+        """What has changed since the last call.
+
+        Returns:
+            Indices of modules whose plain attributes changed, empty for most calls; None if replicas have to be made
+            anew. New tensors in known places are taken up, and are no reason for either.
+        """
+        if self._attribute_versions is None or self._table_versions is None:
+            return None
+        if list(map(type, self.modules)) != self._types:
+            return None
+        attributes = list(map(_attributes_of, self.modules))
+        versions = internals.dict_versions(attributes)
+        assert versions is not None
+        changed: set[int] = set()
+        if versions != self._attribute_versions:
+            changed = {
+                i for i, (new, old) in enumerate(zip(versions, self._attribute_versions, strict=True)) if new != old
+            }
+            if not all(self._same_tables(i) for i in changed):
+                return None
+        looked = changed.union(self._watching) if self._contents_changed() else changed
+        if looked and not self._look_again(looked):
+            return None
+        tables = internals.dict_versions(self._tables)
+        assert tables is not None
+        if tables != self._table_versions:
+            for position, (new, old) in enumerate(zip(tables, self._table_versions, strict=True)):
+                if new != old and self._layout_of(position) != self._layout[position]:
+                    return None
+            self._collect()
+        self._attribute_versions, self._table_versions = versions, tables
+        return changed
+
+    def _same_tables(self, i: int) -> bool:
+        tables = internals.tables_of(self.modules[i])
+        return all(map(is_, tables, self._tables[3 * i : 3 * i + 3]))
+
+    def _contents_changed(self) -> bool:
+        return list(map(len, self._views)) != self._lengths or not all(
+            map(is_, chain.from_iterable(self._views), self._contents)
+        )
+
+    def _look_again(self, indices: set[int]) -> bool:
+        for i in indices:
+            module = self.modules[i]
+            plain = look(module.__dict__)
+            if not plain.same_layout(self._plain[i]) or internals.is_compiled(module):
+                return False
+            if (i in self.self_copying) != internals.replicates_itself(module):
+                return False
+            self._plain[i] = plain
+        self._watch()
+        return True
+
+    def device(self) -> torch.device | None:
+        """The one device that all registered tensors are on; None if there are none.
+
+        Raises:
+            UninitializedTensorError: a tensor is lazy.
+            ReplicationRefused: tensors are on more than one device.
+        """
+        if any(map(internals.is_lazy_class, set(map(type, self.tensors)))):
+            names = [name for name, tensor in self._named() if internals.is_lazy_class(type(tensor))]
+            raise UninitializedTensorError(
+                names, "replicating a module", "Run a forward pass, or devconv.materialize(model, *inputs), before."
+            )
+        devices = set(map(_device_of, self.tensors))
+        if len(devices) > 1:
+            raise ReplicationRefused(self._half_moved())
+        return devices.pop() if devices else None
+
+    def dtypes(self) -> set[torch.dtype]:
+        """The dtypes of the registered tensors."""
+        return set(map(_dtype_of, self.tensors))
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        for home, key, position in zip(self.slot_homes, self.slot_keys, self.index, strict=True):
+            if position >= 0:
+                prefix = self.names[home // 2]
+                yield f"{prefix}.{key}" if prefix else key, self.tensors[position]
+
+    def first_with(self, dtype: torch.dtype) -> tuple[str, Tensor]:
+        """Name and value of the first tensor of a dtype."""
+        return next((name, tensor) for name, tensor in self._named() if tensor.dtype is dtype)
+
+    def first_name(self) -> str:
+        """Full name of the first tensor; ``""`` if there is none."""
+        return next((name for name, _ in self._named()), "")
+
+    def _half_moved(self) -> list[Refusal]:
+        by_device: dict[torch.device, list[str]] = {}
+        for name, tensor in self._named():
+            by_device.setdefault(tensor.device, []).append(name)
+        most = max(by_device, key=lambda device: len(by_device[device]))
+        reasons = []
+        for device, names in by_device.items():
+            if device == most:
+                continue
+            unregistered = next((name for name in names if "[" in name), None)
+            cure = f'Move the whole module: model.to("{most}").'
+            if unregistered is not None:
+                cure = (
+                    f"{unregistered} is in a plain list or dict, where model.to() does not see it: use nn.ModuleList."
+                )
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            why = f"it{more} is on {device}, {len(by_device[most])} other tensors of the module are on {most}"
+            reasons.append(Refusal(names[0], str(device), why, cure))
+        return reasons
