@@ -75,6 +75,7 @@ class Registration:
 
         Raises:
             BackendLoadError: with the distribution, the cause and the cure; the same error on every later call.
+            DuplicateBackendError: two installed distributions claim the type.
             UnavailableDeviceError: the hardware is not there; a later call looks again.
         """
         if self.backend is not None:
@@ -106,6 +107,18 @@ class Registration:
                 _log.debug("loaded the backend for %s from %s", self.device_type, self.origin)
             return self.backend
 
+    def backend_class(self) -> type[Backend]:
+        """The backend's class. Imports its module, not the vendor's library.
+
+        Raises:
+            TypeError: it is no `Backend`.
+        """
+        made = self._make.load() if isinstance(self._make, metadata.EntryPoint) else self._make
+        cls = made if isinstance(made, type) else type(made)
+        if not issubclass(cls, Backend):
+            raise TypeError(f"{made!r} is not a devconv.Backend")
+        return cls
+
     def _instance(self) -> Backend:
         made = self._make.load() if isinstance(self._make, metadata.EntryPoint) else self._make
         backend = made() if isinstance(made, type) else made
@@ -135,7 +148,6 @@ _lock = threading.RLock()
 _registered: dict[str, Registration] = {}
 _discovered: dict[str, Registration] | None = None
 _defaults: dict[str, Registration] = {}
-_duplicates: dict[str, DuplicateBackendError] = {}
 
 
 def _origin(entry_point: metadata.EntryPoint) -> str:
@@ -155,7 +167,7 @@ def _entry_points() -> dict[str, Registration]:
                     found[name] = Registration(name, origin, _make=entry_point)
                 elif first._make != entry_point:
                     # One distribution can be seen twice, by an editable install and by its own folder on sys.path.
-                    first.error = _duplicates[name] = DuplicateBackendError(name, first.origin, origin)
+                    first.error = DuplicateBackendError(name, first.origin, origin)
             _discovered = found
         return _discovered
 
@@ -224,11 +236,7 @@ def backend_for(device_type: str) -> Backend:
     """
     registration = _registered.get(device_type)
     if registration is None:
-        registration = _entry_points().get(device_type)
-        if registration is not None and device_type in _duplicates:
-            raise _duplicates[device_type]
-    if registration is None:
-        registration = _default(device_type)
+        registration = _entry_points().get(device_type) or _default(device_type)
     return registration.backend or registration.load()
 
 
