@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from . import following, ghost
 from . import torch_internals as internals
 from .policy import Route
+from .staging import Cohorts
 from .survey import Entry, Inventory, Kind, Slot
 
 __all__ = ["Commit"]
@@ -54,12 +55,14 @@ class Commit:
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
-    def run(self, entries: list[Entry]) -> None:
+    def run(self, cohorts: Cohorts) -> None:
         """Commit the entries that stand in a module without an ``_apply`` of its own."""
-        keep = Route.KEEP
-        for entry in entries:
-            if not entry.inside and entry.owner is None and (entry.decision.route is not keep or entry.grad is not None):
-                self.commit(entry)
+        commit = self.commit
+        for cohort in cohorts.values():
+            for entry in cohort:
+                if not entry.inside and not entry.committed:
+                    # A gradient takes its turn with its parameter, also where the parameter itself stays.
+                    commit(entry if entry.owner is None else entry.owner)
 
     def commit(self, entry: Entry) -> None:
         """Commit one tensor and its gradient, once."""

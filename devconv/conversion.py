@@ -19,12 +19,11 @@ from torch.optim import Optimizer
 
 from . import flag, following, registry
 from . import torch_internals as internals
-from .backend import Backend
 from .commit import Commit
 from .errors import ConversionError, ConversionRefused, NotAModuleError, PartialConversionError
 from .nested import move_nested
 from .patches import Patch
-from .planning import Plan, decide_result, items_of, make_plan, settled
+from .planning import Plan, cohorts_of, decide_result, items_of, make_plan, settled
 from .policy import Route
 from .report import Report
 from .staging import ask, stage
@@ -107,7 +106,6 @@ def run(request: _Request) -> tuple[Report, nn.Module]:
     started = time.perf_counter()
     module = request.module
     transfer = recognise(request.fn)
-    backend: Backend | None = None
     if transfer is not None and transfer.device is not None:
         device, backend = registry.resolve(transfer.device)
         transfer = transfer.on(device)
@@ -117,29 +115,27 @@ def run(request: _Request) -> tuple[Report, nn.Module]:
         _thread.report = report
         return report, module
     with _collector_paused(), _commits:
-        report, returned = _convert(request, transfer, backend, started)
+        report, returned = _convert(request, transfer, started)
     _thread.report = report
     _log.debug("%r", report)
     return report, returned
 
 
-def _convert(
-    request: _Request, transfer: Transfer | None, backend: Backend | None, started: float
-) -> tuple[Report, nn.Module]:
+def _convert(request: _Request, transfer: Transfer | None, started: float) -> tuple[Report, nn.Module]:
     inventory = survey(request.module, request.recurse, entered=request.entered)
     try:
         with _set_aside(inventory) as derived:
             # Left by a forward under autocast; a TensorImpl that they point to weakly cannot be swapped.
             torch.clear_autocast_cache()
             results = None if transfer is not None else _ask_all(inventory, request.fn)
-            made = make_plan(inventory, transfer or Transfer(), backend, results)
+            made = make_plan(inventory, transfer or Transfer(), results)
             if made.refusals:
                 raise ConversionRefused(made.refusals)
             if made.stock:
                 return _run_stock(request, made, started)
             if request.atomic or results is not None:
                 if results is None and transfer is not None:
-                    stage(inventory.entries, transfer, request.fn)
+                    stage(made.cohorts, transfer, request.fn)
                 commit, returned = _commit(request, made, derived)
             else:
                 commit, returned = _commit_in_batches(request, made, transfer or Transfer(), derived)
@@ -175,7 +171,7 @@ def _commit(request: _Request, made: Plan, derived: list[_Derived]) -> tuple[Com
     commit = Commit(inventory, request.fn, lambda entry, result: decide_result(made, entry, result))
     token = _running.set(commit)
     try:
-        commit.run(inventory.entries)
+        commit.run(made.cohorts)
         returned = _enter_overriding(request, commit)
         for attribute in derived:
             attribute.derive(commit)
@@ -218,8 +214,9 @@ def _commit_in_batches(
     token = _running.set(commit)
     try:
         for batch in inventory.batches(BATCH_BYTES):
-            stage(batch, transfer, request.fn)
-            commit.run(batch)
+            cohorts = cohorts_of(batch)
+            stage(cohorts, transfer, request.fn)
+            commit.run(cohorts)
             following.log_moves(commit.moves(), automatic=flag.active())
             commit.finish()
             converted += [entry.name for entry in batch if entry.decision.route is not Route.KEEP and not entry.inside]
@@ -404,15 +401,13 @@ def plan(
     fn = _request_to(module, device, dtype, memory_format, non_blocking)
     transfer = recognise(fn)
     assert transfer is not None  # noqa: S101 - made by torch's own door
-    backend = None
     if transfer.device is not None:
-        resolved, backend = registry.resolve(transfer.device)
-        transfer = transfer.on(resolved)
+        transfer = transfer.on(registry.resolve(transfer.device)[0])
     with _collector_paused():
         inventory = survey(module)
         try:
             with _set_aside(inventory):
-                made = make_plan(inventory, transfer, backend)
+                made = make_plan(inventory, transfer)
             made.release()
         finally:
             inventory.release()

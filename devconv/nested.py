@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .staging import is_ordinary, transmit
+from .staging import transmit
 from .transfer import Transfer
 
 __all__ = ["move_nested", "replace_tensors"]
@@ -33,10 +33,9 @@ def move_nested(value: T, device: torch.device, dtype: torch.dtype | None, non_b
     for key, tensor in found.items():
         if tensor.device == device and transfer.dtype_for(tensor.dtype) is tensor.dtype:
             moved[key] = tensor
-        elif type(tensor) is Tensor and is_ordinary(tensor) and not tensor.requires_grad:
+        elif _is_batched(tensor):
             batches[tensor.device].append(tensor)
         else:
-            # A graph goes through the copy, and a subclass has its own idea of one.
             moved[key] = transfer.apply(tensor)
     for source, tensors in batches.items():
         dtypes = [transfer.dtype_for(tensor.dtype) for tensor in tensors]
@@ -50,6 +49,12 @@ def move_nested(value: T, device: torch.device, dtype: torch.dtype | None, non_b
         return other.to(device) if dtype is None else other.to(device, dtype)
 
     return replace_tensors(value, lambda tensor: moved[id(tensor)], convert)
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    # A graph goes through the copy, a subclass has its own idea of one, and sparse tensors have no storage.
+    strided = tensor.layout is torch.strided and not tensor.is_quantized
+    return type(tensor) is Tensor and strided and not tensor.requires_grad
 
 
 def replace_tensors(value: T, replace: Callable[[Tensor], Tensor], convert: Callable[[Any], Any]) -> T:

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from . import registry
 from . import torch_internals as internals
-from .backend import Backend
 from .errors import Refusal
 from .policy import Route, choose
 from .report import Item, Summary, _as_dict, render, size
-from .survey import Decision, Entry, Inventory, Kind
+from .survey import QUANTISED, Decision, Entry, Inventory, Kind
 from .transfer import Transfer
 
-__all__ = ["Flags", "Plan", "decide_result", "items_of", "make_plan", "settled"]
+__all__ = ["Flags", "Plan", "cohorts_of", "decide_result", "items_of", "make_plan", "settled"]
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,27 @@ class Plan(Summary):
 
     def __init__(self, inventory: Inventory, what: str) -> None:
         self.inventory = inventory
-        super().__init__(lambda: items_of(inventory.entries)())
+        super().__init__(lambda: items_of(self.inventory.entries)())
         self.what = what
         self.refusals: list[Refusal] = []
         self.notes: list[str] = []
         self.peak_bytes = 0
         self.holders = 0
+        self.cohorts: dict[Decision, list[Entry]] = {}
+        """The entries that change, by what was decided."""
         self.stock = False
         """The whole conversion is passed through to stock torch."""
 
     @property
     def changes(self) -> bool:
         """Whether any tensor is converted."""
-        return any(entry.decision.route is not Route.KEEP for entry in self.inventory.entries)
+        return bool(self.cohorts)
 
     def release(self) -> None:
         """Let go of the module; the items stay."""
         _ = self.items
         self.inventory = Inventory(nn.Module(), recurse=False)
+        self.cohorts = {}
         self._rows = tuple
 
     def to_json(self) -> str:
@@ -94,28 +96,29 @@ class Plan(Summary):
         return render(f"plan for {self.what}", self, facts, self.notes, self.refusals)
 
 
-def items_of(entries: Iterable[Entry]) -> Callable[[], Iterable[Item]]:
+def items_of(entries: list[Entry]) -> Callable[[], Iterable[Item]]:
     """The entries as items, made when asked for, without keeping a tensor or a module."""
+    lazy = Kind.LAZY
     rows = [
-        (
-            entry.names if entry.more or entry.owner is not None else (entry.home[1] + entry.key,),
-            _kind_name(entry),
-            entry.decision,
-            0 if entry.kind is Kind.LAZY else entry.tensor.numel(),
-            entry.note,
-        )
+        (entry.home[1] + entry.key, entry.decision, entry.kind is lazy or entry.tensor.numel(), entry.parameter, entry.note)
         for entry in entries
     ]
+    special = {
+        number: (entry.names, _kind_name(entry))
+        for number, entry in enumerate(entries)
+        if entry.more is not None or entry.owner is not None or entry.kind is lazy
+    }
 
     def make() -> Iterable[Item]:
-        for names, kind, decision, numel, note in rows:
+        for number, (name, decision, numel, parameter, note) in enumerate(rows):
+            names, kind = special.get(number) or ((name,), "parameter" if parameter else "buffer")
             yield Item(
                 names,
                 kind,
                 decision.route,
                 _place(decision.device, decision.dtype),
                 _place(decision.target, decision.to_dtype),
-                numel * decision.to_dtype.itemsize,
+                0 if numel is True else numel * decision.to_dtype.itemsize,
                 note,
             )
 
@@ -181,64 +184,61 @@ class _Planner:
 
     plan: Plan
     flags: Flags
-    memo: dict[object, Decision] = field(default_factory=dict)
+    memo: dict[tuple[torch.device, torch.dtype, bool], Decision] = field(default_factory=dict)
     examined: list[Entry] = field(default_factory=list)
 
     def refuse(self, entry: Entry, why: str, cure: str) -> None:
         self.plan.refusals.append(Refusal(entry.name, str(entry.decision.device), why, cure))
 
-    def decide(self, entry: Entry, target: torch.device | None, to_dtype: torch.dtype, same_object: bool) -> None:
+    def decide_all(self, entries: Iterable[Entry], device: torch.device | None, transfer: Transfer) -> None:
+        """Decide the tensors of a pure transfer: alike ones once, as long as nothing but Python holds them."""
+        memo, plain, keep, use_count = self.memo, Kind.PLAIN, Route.KEEP, internals.use_count
+        for entry in entries:
+            tensor = entry.tensor
+            if entry.kind is plain:
+                key = (tensor.device, tensor.dtype, entry.parameter)
+                decision = memo.get(key)
+                if decision is not None and (
+                    decision.route is keep
+                    or not entry.parameter
+                    or use_count(tensor) == 1
+                    or (entry.owner is not None and use_count(tensor) == _GRAD_USES)
+                ):
+                    entry.decision = decision
+                    continue
+            self.decide(entry, device, transfer.dtype_for(tensor.dtype))
+            if entry.kind is plain and not entry.live:
+                memo[key] = entry.decision
+
+    def decide(self, entry: Entry, target: torch.device | None, to_dtype: torch.dtype, same_object: bool = False) -> None:
         """Set the decision of one entry whose target is known."""
         tensor = entry.tensor
-        device, dtype, kind, parameter = tensor.device, tensor.dtype, entry.kind, entry.parameter
-        key = (device, dtype, target, to_dtype, kind, parameter, same_object)
-        if kind is Kind.PLAIN and not same_object:
-            decision = self.memo.get(key)
-            if decision is not None and decision.route is Route.KEEP:
-                entry.decision = decision
-                return
-            if decision is not None and (not parameter or internals.use_count(tensor) <= _expected(entry)):
-                entry.decision = decision
-                return
-        entry.decision = self._decide(entry, device, dtype, target if target is not None else device, to_dtype, same_object)
-        if kind is Kind.PLAIN and not entry.live:
-            self.memo[key] = entry.decision
-
-    def _decide(
-        self,
-        entry: Entry,
-        device: torch.device,
-        dtype: torch.dtype,
-        target: torch.device,
-        to_dtype: torch.dtype,
-        same_object: bool,
-    ) -> Decision:
+        device, dtype = tensor.device, tensor.dtype
+        target = device if target is None else target
+        if entry.kind is Kind.PLAIN and dtype in QUANTISED:
+            entry.kind = Kind.CUSTOM
         done = same_object or (device == target and dtype is to_dtype)
         if not done and entry.parameter and entry.kind is not Kind.LAZY:
             self.examine(entry)
-        backend = registry.backend_for(target.type)
-        held = entry.live or (entry.kind is Kind.WRAPPER and internals.has_weak_references(entry.tensor))
+        wrapper = entry.kind is Kind.WRAPPER
         route = choose(
             settled=done,
             lazy=entry.kind is Kind.LAZY,
             buffer=not entry.parameter,
-            wrapper=entry.kind is Kind.WRAPPER,
-            held=held,
+            wrapper=wrapper,
+            held=wrapper and (entry.live or internals.has_weak_references(tensor)),
             swap_flag=self.flags.swap,
             overwrite_flag=self.flags.overwrite and entry.owner is None,
             live_graph=entry.live,
-            in_place=backend.in_place,
-            set_data_works=not done
-            and entry.kind is Kind.PLAIN
-            and entry.tensor.layout is torch.strided
-            and set_data_works(device, dtype, target, to_dtype),
+            in_place=registry.backend_for(target.type).in_place,
+            set_data_works=not done and entry.kind is Kind.PLAIN and set_data_works(device, dtype, target, to_dtype),
         )
-        return Decision(route, device, dtype, target, to_dtype)
+        entry.decision = Decision(route, device, dtype, target, to_dtype)
 
     def examine(self, entry: Entry) -> None:
         """Find out what besides Python holds a parameter."""
         tensor = entry.tensor
-        extra = internals.use_count(tensor) - _expected(entry)
+        extra = internals.use_count(tensor) - (1 if entry.owner is None else _GRAD_USES)
         if extra <= 0:
             return
         if tensor.is_leaf and tensor.requires_grad and internals.has_accumulator(tensor):
@@ -253,9 +253,8 @@ class _Planner:
             self.examined.append(entry)
 
 
-def _expected(entry: Entry) -> int:
-    # A gradient is held by Python's object and by its parameter.
-    return 1 if entry.owner is None else 2
+_GRAD_USES = 2
+"""A gradient is held by Python's object and by its parameter."""
 
 
 _works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype], bool] = {}
@@ -289,15 +288,12 @@ def set_data_works(
     return known
 
 
-def make_plan(
-    inventory: Inventory, transfer: Transfer, backend: Backend | None, results: dict[int, Tensor] | None = None
-) -> Plan:
+def make_plan(inventory: Inventory, transfer: Transfer, results: dict[int, Tensor] | None = None) -> Plan:
     """Decide the route of every tensor, and refuse what has to be refused.
 
     Args:
         inventory: what the module holds.
         transfer: the conversion, its device resolved; ignored for tensors that have a result.
-        backend: the target's backend, None when the device stays.
         results: for a function that is no pure transfer: what it returned for each tensor, by the tensor's id.
     """
     what = str(transfer) if results is None else "what the function returned"
@@ -307,20 +303,20 @@ def make_plan(
         plan.stock = True
         plan.notes.append("the model is sharded by FSDP2, whose conversion is stock torch's own")
     if results is None:
-        device, dtype_for = transfer.device, transfer.dtype_for
-        reshaped = transfer.memory_format is not None
-        for entry in inventory.entries:
-            planner.decide(entry, device, dtype_for(entry.tensor.dtype), same_object=False)
-            if (reshaped or transfer.empty) and entry.decision.route is Route.KEEP:
-                _reopen(planner, entry, transfer)
+        planner.decide_all(inventory.entries, transfer.device, transfer)
+        if transfer.memory_format is not None or transfer.empty:
+            for entry in inventory.entries:
+                if entry.decision.route is Route.KEEP:
+                    _reopen(planner, entry, transfer)
     else:
         for entry in inventory.entries:
             result = results.get(id(entry.tensor), entry.tensor)
             planner.decide(entry, result.device, result.dtype, same_object=result is entry.tensor)
             if result is not entry.tensor and entry.decision.route is Route.KEEP:
                 _reopen(planner, entry, None)
+    plan.cohorts = cohorts_of(inventory.entries)
     _refuse(planner, transfer, results is not None)
-    _measure(plan, backend)
+    _measure(plan)
     return plan
 
 
@@ -355,56 +351,67 @@ def _reopen(planner: _Planner, entry: Entry, transfer: Transfer | None) -> None:
     entry.decision = decision._replace(route=route)
 
 
+def cohorts_of(entries: Iterable[Entry]) -> dict[Decision, list[Entry]]:
+    """The entries that change, by what was decided: thousands of entries, a handful of decisions."""
+    cohorts: dict[Decision, list[Entry]] = {}
+    by_identity: dict[int, list[Entry]] = {}
+    for entry in entries:
+        decision = entry.decision
+        cohort = by_identity.get(id(decision))
+        if cohort is None:
+            cohort = by_identity[id(decision)] = cohorts.setdefault(decision, [])
+        cohort.append(entry)
+    return {decision: cohort for decision, cohort in cohorts.items() if decision.route is not Route.KEEP}
+
+
 def _refuse(planner: _Planner, transfer: Transfer, opaque: bool) -> None:
-    plan, inventory = planner.plan, planner.plan.inventory
+    plan = planner.plan
     if plan.stock:
         return
-    for entry in inventory.entries:
-        decision = entry.decision
-        if decision.route is Route.KEEP:
+    for decision, cohort in plan.cohorts.items():
+        valueless = decision.device.type == "meta" and decision.target.type != "meta" and not transfer.empty and not opaque
+        halved = decision.dtype.is_complex and not decision.to_dtype.is_complex
+        lacks = not registry.backend_for(decision.target.type).capabilities.holds(decision.to_dtype)
+        if not (valueless or halved or lacks or decision.route is Route.REFUSE):
             continue
-        if decision.route is Route.REFUSE:
-            planner.refuse(
-                entry,
-                f"a {type(entry.tensor).__name__} is swapped whole, and a live graph or a weak reference holds it",
-                "Run backward() or drop the graph first, and drop weak references to it.",
-            )
-        valueless = decision.device.type == "meta" and decision.target.type != "meta" and entry.kind is not Kind.LAZY
-        if valueless and not transfer.empty and not opaque:
-            planner.refuse(entry, "a meta tensor has no values to move", "Use module.to_empty(device=...).")
-        if entry.kind is not Kind.LAZY and decision.dtype.is_complex and not decision.to_dtype.is_complex:
-            planner.refuse(
-                entry,
-                f"{decision.dtype} to {decision.to_dtype} drops the imaginary part",
-                "Convert it yourself, with .real or torch.view_as_real.",
-            )
-        if entry.script and entry.parameter and decision.route is not Route.SET_DATA:
-            planner.refuse(
-                entry,
-                "a scripted module keeps its own reference to a parameter, so it can only be updated in place",
-                "Move the module before scripting it, or load it with torch.jit.load(map_location=...).",
-            )
-    _refuse_dtypes(planner)
+        for entry in cohort:
+            if entry.kind is Kind.LAZY and not lacks:
+                continue
+            if decision.route is Route.REFUSE:
+                planner.refuse(
+                    entry,
+                    f"a {type(entry.tensor).__name__} is swapped whole, and a live graph or a weak reference holds it",
+                    "Run backward() or drop the graph first, and drop weak references to it.",
+                )
+            if valueless:
+                planner.refuse(entry, "a meta tensor has no values to move", "Use module.to_empty(device=...).")
+            if halved:
+                planner.refuse(
+                    entry,
+                    f"{decision.dtype} to {decision.to_dtype} drops the imaginary part",
+                    "Convert it yourself, with .real or torch.view_as_real.",
+                )
+            if lacks:
+                planner.refuse(
+                    entry,
+                    f"{decision.target.type} cannot hold {decision.to_dtype}",
+                    f"Convert it on {decision.device.type} first, for example with .float().",
+                )
+    if plan.inventory.scripted:
+        _refuse_scripted(planner)
     _refuse_reducers(planner)
     _refuse_views(planner)
 
 
-def _refuse_dtypes(planner: _Planner) -> None:
-    unsupported: dict[tuple[torch.device, torch.dtype], bool] = {}
-    for entry in planner.plan.inventory.entries:
-        decision = entry.decision
-        if decision.route is Route.KEEP:
-            continue
-        key = (decision.target, decision.to_dtype)
-        lacks = unsupported.get(key)
-        if lacks is None:
-            lacks = unsupported[key] = not registry.backend_for(decision.target.type).capabilities.holds(decision.to_dtype)
-        if lacks:
-            planner.refuse(
-                entry,
-                f"{decision.target.type} cannot hold {decision.to_dtype}",
-                f"Convert it on {decision.device.type} first, for example with .float().",
-            )
+def _refuse_scripted(planner: _Planner) -> None:
+    for decision, cohort in planner.plan.cohorts.items():
+        for entry in cohort if decision.route is not Route.SET_DATA else ():
+            if entry.script and entry.parameter:
+                planner.refuse(
+                    entry,
+                    "a scripted module keeps its own reference to a parameter, so it can only be updated in place",
+                    "Move the module before scripting it, or load it with torch.jit.load(map_location=...).",
+                )
 
 
 _REDUCER_CURE = (
@@ -457,23 +464,28 @@ def _refuse_views(planner: _Planner) -> None:
         )
 
 
-def _measure(plan: Plan, backend: Backend | None) -> None:
+def _measure(plan: Plan) -> None:
     moved: dict[torch.device, int] = {}
     sources = 0
-    spans: set[int] = set()
-    for entry in plan.inventory.entries:
-        decision = entry.decision
-        if decision.route in (Route.KEEP, Route.RETARGET) or decision.target.type == "meta":
+    for decision, cohort in plan.cohorts.items():
+        if decision.route is Route.RETARGET or decision.target.type == "meta":
             continue
-        if entry.group is not None and id(entry.group) in spans:
-            continue
-        numel = entry.tensor.numel()
-        if entry.group is not None:
-            spans.add(id(entry.group))
-            numel = max(member.tensor.numel() for member in entry.group)
+        grouped: set[int] = set()
+        numel = 0
+        for entry in cohort:
+            if entry.group is None:
+                numel += entry.tensor.numel()
+            elif id(entry.group) not in grouped:
+                # Once for the storage, as far as the largest member tells.
+                grouped.add(id(entry.group))
+                numel += max(member.tensor.numel() for member in entry.group)
         moved[decision.target] = moved.get(decision.target, 0) + numel * decision.to_dtype.itemsize
         if decision.device == decision.target or _shares_memory(decision.device, decision.target):
             sources += numel * decision.dtype.itemsize
+        if not registry.backend_for(decision.target.type).capabilities.strides:
+            strided = sum(not entry.tensor.is_contiguous() for entry in cohort if entry.kind is Kind.PLAIN)
+            if strided:
+                plan.notes.append(f"{strided} tensors arrive contiguous: {decision.target.type} keeps no strides")
     plan.peak_bytes = sources + sum(moved.values())
     for target, needed in moved.items():
         served = registry.backend_for(target.type)

@@ -17,10 +17,14 @@ from . import registry
 from .errors import BackendProtocolError, ConversionRefused, Refusal
 from .geometry import Geometry, geometry_of, recall, record, scatter, span_of
 from .policy import Route
-from .survey import Entry, Kind
+from .survey import Decision, Entry, Kind
 from .transfer import Transfer
 
-__all__ = ["ask", "is_ordinary", "stage", "transmit"]
+__all__ = ["Cohorts", "ask", "stage", "transmit"]
+
+
+Cohorts = dict[Decision, list[Entry]]
+"""The entries that change, by what was decided."""
 
 
 @dataclass
@@ -58,11 +62,11 @@ class _Flat:
             record(tensors, [place._replace(offset=place.offset - self.first) for place in self.places])
 
 
-def stage(entries: Iterable[Entry], transfer: Transfer, fn: Callable[[Tensor], Tensor]) -> None:
+def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) -> None:
     """Make the new tensor of every entry that changes, as ``entry.staged``.
 
     Args:
-        entries: decided entries.
+        cohorts: the entries that change, by what was decided.
         transfer: the conversion, its device resolved.
         fn: the function that ``_apply`` got, for tensors that are asked one at a time.
 
@@ -72,46 +76,37 @@ def stage(entries: Iterable[Entry], transfer: Transfer, fn: Callable[[Tensor], T
     """
     batches: dict[tuple[torch.device, torch.device], _Batch] = defaultdict(_Batch)
     groups: dict[int, list[Entry]] = {}
-    keep, retarget, plain = Route.KEEP, Route.RETARGET, Kind.PLAIN
+    plain = Kind.PLAIN
     simple = not transfer.empty and transfer.memory_format is None
     with torch.no_grad():
-        for entry in entries:
-            route, device, _, target, to_dtype = entry.decision
-            if route is keep:
+        for (route, device, _, target, to_dtype), cohort in cohorts.items():
+            if route is Route.RETARGET:
+                for entry in cohort:
+                    entry.staged = torch.empty(0, device=target, dtype=to_dtype)
                 continue
-            tensor = entry.tensor
-            if route is retarget:
-                entry.staged = torch.empty(0, device=target, dtype=to_dtype)
-            elif entry.group is not None and _is_whole(entry.group):
-                groups[id(entry.group)] = entry.group
-            elif simple and entry.kind is plain and is_ordinary(tensor):
-                batches[device, target].add(tensor, to_dtype, entry)
-            else:
-                entry.staged = ask(tensor, fn)
-                _check_arrival(entry, entry.staged)
+            batch = batches[device, target]
+            for entry in cohort:
+                if entry.group is not None and _is_whole(entry.group):
+                    groups[id(entry.group)] = entry.group
+                elif simple and entry.kind is plain:
+                    batch.tensors.append(entry.tensor)
+                    batch.dtypes.append(to_dtype)
+                    batch.sinks.append(entry)
+                else:
+                    entry.staged = ask(entry.tensor, fn)
+                    _check_arrival(entry, entry.staged)
         for group in groups.values():
             _stage_group(group, transfer, batches)
         for (device, target), batch in batches.items():
-            _stage_batch(batch, device, target, transfer.non_blocking)
-
-
-def is_ordinary(tensor: Tensor) -> bool:
-    """Whether a backend's batched calls can copy a tensor of torch's own class."""
-    # Quantised, sparse, conjugated and negated tensors, and those with a graph, are copied by torch's own `.to`.
-    return (
-        tensor.layout is torch.strided
-        and not tensor.is_neg()
-        and not tensor.is_quantized
-        and not (tensor.dtype.is_complex and tensor.is_conj())
-        and (not tensor.requires_grad or tensor.is_leaf)
-    )
+            if batch.tensors:
+                _stage_batch(batch, device, target, transfer.non_blocking)
 
 
 def _is_whole(group: list[Entry]) -> bool:
     """Whether a storage can move as one: every member goes the same way, with the same dtype."""
     first = group[0].decision
     return first.route is not Route.KEEP and all(
-        entry.decision[1:] == first[1:] and is_ordinary(entry.tensor) for entry in group
+        entry.decision[1:] == first[1:] and not entry.tensor.is_neg() and not entry.tensor.is_conj() for entry in group
     )
 
 
@@ -172,17 +167,16 @@ def _stage_group(
 
 def _stage_batch(batch: _Batch, device: torch.device, target: torch.device, non_blocking: bool) -> None:
     arrived = transmit(batch.tensors, device, target, batch.dtypes, non_blocking=non_blocking)
-    backend = registry.backend_for(target.type)
-    remember = not backend.capabilities.strides
+    remember = not registry.backend_for(target.type).capabilities.strides
     for sink, tensor, dtype in zip(batch.sinks, arrived, batch.dtypes, strict=True):
         if tensor.dtype is not dtype:
             raise BackendProtocolError(target.type, "send", f"it returned {tensor.dtype} where {dtype} was asked for")
-        if isinstance(sink, _Flat):
-            sink.rebuild(tensor, remember=remember)
-        else:
+        if isinstance(sink, Entry):
             sink.staged = tensor
             if tensor.device != target:
                 _check_arrival(sink, tensor)
+        else:
+            sink.rebuild(tensor, remember=remember)
 
 
 def transmit(

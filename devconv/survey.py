@@ -30,8 +30,12 @@ class Kind(IntEnum):
     WRAPPER = 2
     """Keeps its data in inner tensors."""
     CUSTOM = 3
-    """Has its own idea of a conversion, which is asked for every tensor."""
+    """Is asked for its conversion, one tensor at a time: its class has its own idea of one, or the tensor is sparse,
+    quantised, or the result of a computation."""
 
+
+QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+"""Dtypes whose tensors carry scales and zero points beside their storage."""
 
 Table = dict[str, "Tensor | None"]
 
@@ -141,6 +145,8 @@ class Inventory:
         """The outermost modules with their own ``_apply``, in the order of the walk."""
         self.derived: list[tuple[nn.Module, str, Callable[[], Tensor]]] = []
         """Attributes that a forward pre-hook derives from parameters, each with what derives it afresh."""
+        self.scripted = False
+        """The tree holds a scripted module."""
         self.sharded = False
         """The tree holds an FSDP2 module."""
         self.reducers: list[str] = []
@@ -173,7 +179,8 @@ class Inventory:
     def release(self) -> None:
         """Let go of every tensor: entries refer to each other, and would wait for the cyclic collector."""
         for entry in self.entries:
-            entry.let_go()
+            if entry.group is not None or entry.grad is not None or entry.owner is not None:
+                entry.let_go()
         self.entries, self.by_id, self.groups = [], {}, []
 
 
@@ -243,30 +250,44 @@ def _walk(
         if internals.pre_hooks_of(module):
             inventory.derived.extend((module, name, make) for name, make in internals.derivations_of(module))
         first = len(entries)
-        for parameter, table in ((True, internals.parameters_of(module)), (False, internals.buffers_of(module))):
-            for key, tensor in table.items():
-                if tensor is None:
+        table = internals.parameters_of(module)
+        for key, tensor in table.items():
+            if tensor is None:
+                continue
+            ident = id(tensor)
+            if ident in by_id:
+                _again(by_id[ident], Slot(home, table, key), True, inside)
+                continue
+            entry = by_id[ident] = Entry(tensor, home, table, key)
+            entries.append(entry)
+            if type(tensor) is not Parameter:
+                entry.kind = _kind_of(tensor)
+                if entry.kind is lazy:
                     continue
-                entry = by_id.get(id(tensor))
-                if entry is not None:
-                    entry.more = [*(entry.more or ()), Slot(home, table, key)]
-                    entry.parameter |= parameter
-                    entry.inside &= inside
-                    continue
-                entry = by_id[id(tensor)] = Entry(tensor, home, table, key)
-                entries.append(entry)
-                tensor_cls = type(tensor)
-                if tensor_cls is not Parameter and tensor_cls is not Tensor:
-                    entry.kind = _kind_of(tensor_cls)
-                if inside:
-                    entry.inside = True
-                if not parameter and not tensor.requires_grad:
-                    entry.parameter = False
-                elif entry.kind is not lazy and tensor.is_leaf:
-                    grad = tensor.grad
-                    if grad is not None:
-                        _add_grad(inventory, entry, grad)
+            grad = tensor.grad
+            if grad is not None:
+                _add_grad(inventory, entry, grad)
+        table = internals.buffers_of(module)
+        for key, tensor in table.items():
+            if tensor is None:
+                continue
+            ident = id(tensor)
+            if ident in by_id:
+                _again(by_id[ident], Slot(home, table, key), False, inside)
+                continue
+            entry = by_id[ident] = Entry(tensor, home, table, key)
+            entries.append(entry)
+            if type(tensor) is not Tensor:
+                entry.kind = _kind_of(tensor)
+            if tensor.requires_grad:
+                _learned(inventory, entry)
+            else:
+                entry.parameter = False
+        if inside:
+            for entry in entries[first:]:
+                entry.inside = True
         if kind.script:
+            inventory.scripted = True
             for entry in entries[first:]:
                 entry.script = True
         if recurse:
@@ -295,12 +316,30 @@ class _ModuleKind(NamedTuple):
         )
 
 
-def _kind_of(cls: type) -> Kind:
+def _kind_of(tensor: Tensor) -> Kind:
+    cls = type(tensor)
     if internals.is_lazy_class(cls):
         return Kind.LAZY
     if internals.is_wrapper(cls):
         return Kind.WRAPPER
     return Kind.CUSTOM if internals.converts_itself(cls) else Kind.PLAIN
+
+
+def _again(entry: Entry, slot: Slot, parameter: bool, inside: bool) -> None:
+    """A tensor that was met before: a tie."""
+    entry.more = [*(entry.more or ()), slot]
+    entry.parameter |= parameter
+    entry.inside &= inside
+
+
+def _learned(inventory: Inventory, entry: Entry) -> None:
+    """A buffer that requires a gradient: as a parameter, unless it is the result of a computation."""
+    tensor = entry.tensor
+    if not tensor.is_leaf:
+        entry.parameter = False
+        entry.kind = Kind.CUSTOM if entry.kind is Kind.PLAIN else entry.kind
+    elif entry.kind is not Kind.LAZY and tensor.grad is not None:
+        _add_grad(inventory, entry, tensor.grad)
 
 
 def _add_grad(inventory: Inventory, owner: Entry, grad: Tensor) -> None:
@@ -310,18 +349,27 @@ def _add_grad(inventory: Inventory, owner: Entry, grad: Tensor) -> None:
         entry.owner = owner
         entry.inside = owner.inside
         if type(grad) is not Tensor:
-            entry.kind = _kind_of(type(grad))
+            entry.kind = _kind_of(grad)
+        elif not grad.is_leaf:
+            # Kept by create_graph: its own graph goes along.
+            entry.kind = Kind.CUSTOM
         inventory.entries.append(entry)
     owner.grad = entry
 
 
 def _group(inventory: Inventory) -> None:
-    plain = [
-        entry
-        for entry in inventory.entries
-        if entry.kind is Kind.PLAIN and entry.tensor.layout is torch.strided
-    ]
-    storages = internals.storages_of([entry.tensor for entry in plain])
+    """Find the tensors that share a storage."""
+    kind = Kind.PLAIN
+    plain = [entry for entry in inventory.entries if entry.kind is kind]
+    try:
+        storages = internals.storages_of([entry.tensor for entry in plain])
+    except (NotImplementedError, RuntimeError):
+        # Sparse layouts have no storage; the rest of the model may.
+        for entry in plain:
+            if entry.tensor.layout is not torch.strided:
+                entry.kind = Kind.CUSTOM
+        plain = [entry for entry in plain if entry.kind is kind]
+        storages = internals.storages_of([entry.tensor for entry in plain])
     if len(set(storages)) == len(storages):
         return
     first: dict[int, Entry] = {}
