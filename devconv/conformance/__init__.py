@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .reports import to_text as to_text
     from .running import Examiner as Examiner
     from .running import run as run
+    from .skeleton import SkeletonError as SkeletonError
+    from .skeleton import write_skeleton as write_skeleton
     from .stand_in import stand_in_for as stand_in_for
 
 _HOME = {
@@ -38,6 +40,7 @@ _HOME = {
     "Move": "lane",
     "Outcome": "outcome",
     "Result": "outcome",
+    "SkeletonError": "skeleton",
     "Status": "outcome",
     "catalogue": "check",
     "perform": "performing",
@@ -47,6 +50,7 @@ _HOME = {
     "to_junit": "reports",
     "to_markdown": "reports",
     "to_text": "reports",
+    "write_skeleton": "skeleton",
 }
 
 

@@ -27,6 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--devconv-import", metavar="MODULE", action="append", default=[], help="import first, e.g. to register a backend"
     )
     group.addoption(
+        "--devconv-stand-in", action="store_true", help="examine the backend on torch's own lazy device, not its own"
+    )
+    group.addoption(
         "--devconv-timeout", metavar="SECONDS", type=float, default=60.0, help="a check that takes longer has hung"
     )
 

@@ -21,7 +21,8 @@ def _summary(result: Result) -> str:
 def _verdict(result: Result) -> str:
     if result.facts.get("missing"):
         return f"{result.device_type} is not here: {result.facts['missing']}"
-    return f"{result.device_type} {'keeps' if result.ok else 'does not keep'} its promises: {_summary(result)}"
+    where = " on the stand-in" if result.facts.get("stand_in") else ""
+    return f"{result.device_type} {'keeps' if result.ok else 'does not keep'} its promises{where}: {_summary(result)}"
 
 
 def to_text(result: Result) -> str:

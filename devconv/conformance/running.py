@@ -37,6 +37,7 @@ class Examiner:
         imports: modules to import first, such as one that calls `devconv.register`; also found in the current
             directory.
         timeout: seconds after which a check counts as hung.
+        stand_in: examine the backend on torch's own ``lazy`` device in place of its own, which may not be there.
 
     Attributes:
         facts: what the backend says of itself; filled by the first examination.
@@ -50,11 +51,12 @@ class Examiner:
         manifest: Path | None = None,
         imports: Sequence[str] = (),
         timeout: float = 60.0,
+        stand_in: bool = False,
     ) -> None:
         self.device_type, self.timeout = device_type, timeout
         self.facts: Mapping[str, Any] = {}
         self.missing: str | None = None
-        self._imports = tuple(imports)
+        self._load = {"do": "load", "device_type": device_type, "imports": [*imports], "stand_in": stand_in}
         self._gaps = None if manifest is None else parse(manifest.read_text(encoding="utf-8"), str(manifest))
         self._worker: _Worker | None = None
         self._broken: tuple[Status, str, str] | None = None
@@ -96,9 +98,9 @@ class Examiner:
 
     def _ready(self) -> _Worker | None:
         if self._worker is None and self._broken is None:
-            worker = _Worker(self.device_type, self._imports, self.timeout)
+            worker = _Worker()
             try:
-                answer = worker.ask({"do": "load"}, LOAD_SECONDS, None)
+                answer = worker.ask(self._load, LOAD_SECONDS, None)
             except _Dead as dead:
                 worker.close()
                 self._broken = (dead.status, dead.why, dead.tail)
@@ -129,6 +131,7 @@ def run(
     manifest: Path | None = None,
     imports: Sequence[str] = (),
     timeout: float = 60.0,
+    stand_in: bool = False,
     on_outcome: Callable[[Outcome], None] | None = None,
 ) -> Result:
     """Run the checks on a device.
@@ -139,6 +142,7 @@ def run(
         manifest: as for `Examiner`.
         imports: as for `Examiner`.
         timeout: seconds after which a check counts as hung.
+        stand_in: as for `Examiner`.
         on_outcome: called with each outcome as it comes.
 
     Returns:
@@ -148,13 +152,13 @@ def run(
         ManifestError: the manifest cannot be read, or declares a gap in a promise that nobody makes.
     """
     began, outcomes = time.perf_counter(), []
-    with Examiner(device_type, manifest=manifest, imports=imports, timeout=timeout) as examiner:
+    with Examiner(device_type, manifest=manifest, imports=imports, timeout=timeout, stand_in=stand_in) as examiner:
         for check in catalogue() if checks is None else checks:
             outcome = examiner.examine(check)
             outcomes.append(outcome)
             if on_outcome is not None:
                 on_outcome(outcome)
-        facts = {**examiner.facts, "missing": examiner.missing}
+        facts = {**examiner.facts, "missing": examiner.missing, "stand_in": stand_in}
     return Result(device_type, facts, tuple(outcomes), time.perf_counter() - began)
 
 
@@ -167,14 +171,13 @@ class _Dead(Exception):  # noqa: N818 - a state, handled where it arises
 class _Worker:
     """A worker process and the socket to it."""
 
-    def __init__(self, device_type: str, imports: Sequence[str], timeout: float) -> None:
+    def __init__(self) -> None:
         self._socket, theirs = Pipe()
         # Closed by `close`; the device may still write to it when this object is gone.
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         descriptor = theirs.fileno()
-        command = [sys.executable, "-m", f"{__package__}.worker", str(descriptor), device_type, str(timeout), *imports]
         self._process = subprocess.Popen(  # noqa: S603 - ourselves
-            command,
+            [sys.executable, "-m", f"{__package__}.worker", str(descriptor)],
             pass_fds=[descriptor],
             stdin=subprocess.DEVNULL,
             stdout=self._stderr,
@@ -191,7 +194,7 @@ class _Worker:
         """
         deadline = time.monotonic() + seconds
         with suppress(BrokenPipeError):
-            self._socket.send_bytes(json.dumps(request).encode())
+            self._socket.send_bytes(json.dumps({**request, "seconds": seconds}).encode())
         while True:
             answer = self._receive(deadline, seconds)
             if "move" not in answer:

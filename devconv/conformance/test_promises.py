@@ -28,6 +28,7 @@ def examiner(pytestconfig: pytest.Config) -> Iterator[Examiner]:
         manifest=pytestconfig.getoption("--devconv-manifest"),
         imports=pytestconfig.getoption("--devconv-import"),
         timeout=pytestconfig.getoption("--devconv-timeout"),
+        stand_in=pytestconfig.getoption("--devconv-stand-in"),
     ) as examiner:
         yield examiner
 

@@ -1,7 +1,7 @@
 """The process in which checks run: it may abort or hang, and only it.
 
-``python -m devconv.conformance.worker DESCRIPTOR TYPE SECONDS [MODULE ...]`` is started by `devconv.conformance.run`
-and talks over the inherited socket. What the device prints goes to stderr, which the parent keeps for crash reports.
+`devconv.conformance.run` starts ``python -m devconv.conformance.worker DESCRIPTOR`` and talks to it over the inherited
+socket. What the device prints goes to stderr, which the parent keeps for crash reports.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from typing import Any
 __all__ = ["main"]
 
 
-def main(arguments: list[str]) -> None:
+def main(descriptor: int) -> None:
     """Answer one request after the other until the parent closes the socket."""
-    descriptor, device_type, seconds, *modules = arguments
-    os.set_inheritable(int(descriptor), False)
+    os.set_inheritable(descriptor, False)
     os.dup2(2, 1)
     faulthandler.enable()
-    with Connection(int(descriptor)) as parent:
+    with Connection(descriptor) as parent:
         for request in iter(lambda: _receive(parent), None):
             # A little earlier than the parent gives up, so that the report says where the check was hanging.
-            faulthandler.dump_traceback_later(float(seconds) * 0.9, exit=False)
+            faulthandler.dump_traceback_later(request["seconds"] * 0.9, exit=False)
             try:
-                answer = _load(device_type, modules) if request["do"] == "load" else _check(request["check"], parent)
+                answer = _load(request) if request["do"] == "load" else _check(request["check"], parent)
             finally:
                 faulthandler.cancel_dump_traceback_later()
             parent.send_bytes(json.dumps(answer).encode())
@@ -48,17 +47,17 @@ def _receive(parent: Connection) -> dict[str, Any] | None:
 _lanes: list[Any] = []
 
 
-def _load(device_type: str, modules: list[str]) -> dict[str, Any]:
+def _load(request: dict[str, Any]) -> dict[str, Any]:
     import devconv
 
     from .lane import Lane
 
     try:
         sys.path.insert(0, os.getcwd())
-        for module in modules:
+        for module in request["imports"]:
             import_module(module)
         sys.path.remove(os.getcwd())
-        lane = Lane(device_type)
+        lane = Lane(_stand_in(request["device_type"]) if request["stand_in"] else request["device_type"])
         facts = _facts(lane)
     except Exception as error:  # noqa: BLE001 - whatever a backend raises while it loads is what was seen
         return {
@@ -69,6 +68,18 @@ def _load(device_type: str, modules: list[str]) -> dict[str, Any]:
         }
     _lanes.append(lane)
     return {"loaded": True, "facts": facts}
+
+
+def _stand_in(device_type: str) -> str:
+    import devconv
+
+    from .stand_in import STAND_IN, stand_in_for
+
+    found = {registration.device_type: registration for registration in devconv.registrations()}
+    if device_type not in found:
+        raise devconv.UnknownDeviceError(device_type, devconv.known())
+    stand_in_for(found[device_type].backend_class())
+    return STAND_IN
 
 
 def _facts(lane: Any) -> dict[str, Any]:
@@ -115,4 +126,4 @@ def _check(name: str, parent: Connection) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]))
