@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,7 @@ from torch import Tensor, nn
 from . import following, ghost
 from . import torch_internals as internals
 from .policy import Route
-from .staging import Cohorts
-from .survey import Entry, Inventory, Kind, Slot
+from .survey import Cohorts, Entry, Inventory, Kind, Slot, Table
 
 __all__ = ["Commit"]
 
@@ -46,7 +46,9 @@ class Commit:
         self.ghosts = 0
         self._done: list[tuple[Entry, Any]] = []
         """Entries in the order of their turn, each with what its undo needs."""
-        self._slots: list[tuple[Slot, Tensor | None]] = []
+        self._slots: list[tuple[Table, str, Tensor]] = []
+        self._linked: list[Entry] = []
+        """Entries whose gradient was set anew."""
         self._attributes: list[tuple[nn.Module, str, Any]] = []
         self._entered: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
         self._undos: list[Callable[[], None]] = []
@@ -57,54 +59,67 @@ class Commit:
 
     def run(self, cohorts: Cohorts) -> None:
         """Commit the entries that stand in a module without an ``_apply`` of its own."""
-        commit = self.commit
-        for cohort in cohorts.values():
-            for entry in cohort:
-                if not entry.inside and not entry.committed:
-                    # A gradient takes its turn with its parameter, also where the parameter itself stays.
-                    commit(entry if entry.owner is None else entry.owner)
+        grads: Cohorts = {}
+        for decision, cohort in cohorts.items():
+            ready = [entry for entry in cohort if not (entry.committed or entry.inside)]
+            own = [entry for entry in ready if entry.owner is None]
+            if len(own) < len(ready):
+                grads[decision] = [entry for entry in ready if entry.owner is not None]
+            _STEPS[decision.route](self, own)
+        for decision, cohort in grads.items():
+            _STEPS[decision.route](self, cohort)
+        if self.inventory.graded:
+            for entry in self.inventory.entries:
+                if entry.grad is not None and (entry.committed or entry.grad.committed):
+                    self._link(entry)
 
     def commit(self, entry: Entry) -> None:
         """Commit one tensor and its gradient, once."""
-        if entry.committed:
-            return
+        for member in (entry, entry.grad):
+            if member is not None and not member.committed and member.decision.route is not Route.KEEP:
+                _STEPS[member.decision.route](self, [member])
         entry.committed = True
-        route = entry.decision.route
-        if route is not Route.KEEP:
-            _STEPS[route](self, entry)
-        grad = entry.grad
-        if grad is None:
-            return
-        if not grad.committed:
-            grad.committed = True
-            if grad.decision.route is not Route.KEEP:
-                _STEPS[grad.decision.route](self, grad)
-        holder = self._replacement(entry)
-        if holder.grad is not grad.tensor:
-            self._done.append((entry, None))
-            holder.grad = grad.tensor
+        if entry.grad is not None:
+            self._link(entry)
+
+    def _link(self, entry: Entry) -> None:
+        """Make a tensor's gradient the object that it was."""
+        assert entry.grad is not None  # noqa: S101 - asked for by the caller
+        holder, grad = self._replacement(entry), entry.grad.tensor
+        if holder.grad is not grad:
+            self._linked.append(entry)
+            holder.grad = grad
 
     def _replacement(self, entry: Entry) -> Tensor:
         """The object that stands in the module now."""
         return entry.staged if entry.decision.route is Route.OVERWRITE and entry.staged is not None else entry.tensor
 
-    def _swap(self, entry: Entry) -> None:
-        tensor, staged = entry.tensor, entry.staged
-        assert staged is not None  # noqa: S101 - staged by the step before
-        if tensor.requires_grad and not staged.requires_grad:
-            staged.requires_grad_()
-        self._done.append((entry, internals.impl_of(tensor)))
-        try:
-            internals.swap_impl(tensor, staged)
-        except RuntimeError as error:
-            error.add_note(f"while swapping {entry.name}")
-            raise
-        if entry.kind is Kind.CUSTOM:
-            self._carry_result(entry, staged)
-        _relink(tensor)
-        if entry.live and tensor.requires_grad:
-            ghost.attach(staged, tensor)
-            self.ghosts += 1
+    def _swap(self, entries: list[Entry]) -> None:
+        done, impl_of, swap_impl, plain = self._done, internals.impl_of, internals.swap_impl, Kind.PLAIN
+        backward_hooks, accumulate_hooks = internals.backward_hooks, internals.accumulate_hooks
+        for entry in entries:
+            tensor, staged = entry.tensor, entry.staged
+            if tensor.requires_grad:
+                staged.requires_grad_()
+            entry.committed = True
+            done.append((entry, impl_of(tensor)))
+            try:
+                swap_impl(tensor, staged)
+            except RuntimeError as error:
+                error.add_note(f"while swapping {entry.name}")
+                raise
+            if entry.kind is not plain:
+                self._carry_result(entry, staged)
+            # Autograd must read the hook dicts that stayed with the object; they were registered on the old TensorImpl.
+            hooks = backward_hooks(tensor)
+            if hooks is not None:
+                internals.set_backward_hooks(tensor, hooks)
+            hooks = accumulate_hooks(tensor)
+            if hooks is not None:
+                internals.set_accumulate_hooks(tensor, hooks)
+            if entry.live and tensor.requires_grad:
+                ghost.attach(staged, tensor)
+                self.ghosts += 1
 
     def _carry_result(self, entry: Entry, staged: Tensor) -> None:
         """What the result of a class's own conversion carries wins over what the tensor carried."""
@@ -114,50 +129,61 @@ class Commit:
             self._undos.append(lambda: _restore_dict(vars(entry.tensor), before))
             vars(entry.tensor).update(carried)
 
-    def _full_swap(self, entry: Entry) -> None:
-        tensor, staged = entry.tensor, entry.staged
-        assert staged is not None  # noqa: S101
-        if isinstance(tensor, nn.Parameter) and not isinstance(staged, nn.Parameter):
-            staged = entry.staged = nn.Parameter(staged, requires_grad=tensor.requires_grad)
-        attributes = dict(vars(tensor))
-        self._done.append((entry, internals.impl_of(tensor)))
-        torch.utils.swap_tensors(tensor, staged)
-        for name, value in attributes.items():
-            vars(tensor).setdefault(name, value)
-        _relink(tensor)
+    def _full_swap(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            tensor, staged = entry.tensor, entry.staged
+            if isinstance(tensor, nn.Parameter) and not isinstance(staged, nn.Parameter):
+                staged = entry.staged = nn.Parameter(staged, requires_grad=tensor.requires_grad)
+            attributes = dict(vars(tensor))
+            entry.committed = True
+            self._done.append((entry, internals.impl_of(tensor)))
+            torch.utils.swap_tensors(tensor, staged)
+            for name, value in attributes.items():
+                vars(tensor).setdefault(name, value)
+            _relink(tensor)
 
-    def _set_data(self, entry: Entry) -> None:
-        tensor, staged = entry.tensor, entry.staged
-        assert staged is not None  # noqa: S101
-        self._done.append((entry, tensor.data))
-        tensor.data = staged
+    def _set_data(self, entries: list[Entry]) -> None:
+        done = self._done
+        for entry in entries:
+            tensor = entry.tensor
+            entry.committed = True
+            done.append((entry, tensor.data))
+            tensor.data = entry.staged
 
-    def _overwrite(self, entry: Entry) -> None:
-        tensor, staged = entry.tensor, entry.staged
-        assert staged is not None  # noqa: S101
-        if entry.parameter:
-            new = internals.make_like(tensor, staged)
-            internals.set_backward_hooks(new, internals.backward_hooks(tensor))
-            internals.set_accumulate_hooks(new, internals.accumulate_hooks(tensor))
-        else:
-            # What a class's own conversion returns keeps the class that it chose.
-            new = staged if type(staged) is not Tensor or type(tensor) is Tensor else staged.as_subclass(type(tensor))
-        if new is not tensor:
-            carry_attributes(tensor, new)
-        entry.staged = new
-        self._replaced[id(new)] = entry
-        self._done.append((entry, (internals.accumulate_hooks(tensor),)))
-        if not entry.more:
-            table, key = entry.table, entry.key
-            self._slots.append((Slot(entry.home, table, key), tensor))
-            table[key] = new
-        else:
-            for slot in entry.slots:
-                self._slots.append((slot, tensor))
-                slot.table[slot.key] = new
-        if entry.parameter and entry.live and tensor.requires_grad:
+    def _overwrite(self, entries: list[Entry]) -> None:
+        slots, replaced = self._slots, self._replaced
+        for entry in entries:
+            tensor, staged = entry.tensor, entry.staged
+            if entry.parameter:
+                new = self._new_parameter(entry)
+            else:
+                # What a class's own conversion returns keeps the class that it chose.
+                new = staged if type(staged) is not Tensor or type(tensor) is Tensor else staged.as_subclass(type(tensor))
+                if vars(tensor) or type(tensor) is not Tensor:
+                    carry_attributes(tensor, new)
+            entry.staged = new
+            entry.committed = True
+            replaced[id(new)] = entry
+            if entry.more is None:
+                slots.append((entry.table, entry.key, tensor))
+                entry.table[entry.key] = new
+            else:
+                for slot in entry.slots:
+                    slots.append((slot.table, slot.key, tensor))
+                    slot.table[slot.key] = new
+
+    def _new_parameter(self, entry: Entry) -> Tensor:
+        tensor = entry.tensor
+        new = internals.make_like(tensor, entry.staged)
+        hooks = internals.accumulate_hooks(tensor)
+        internals.set_backward_hooks(new, internals.backward_hooks(tensor))
+        internals.set_accumulate_hooks(new, hooks)
+        carry_attributes(tensor, new)
+        self._done.append((entry, (hooks,)))
+        if entry.live and tensor.requires_grad:
             ghost.attach(tensor, new)
             self.ghosts += 1
+        return new
 
     # -- modules that bring their own _apply -------------------------------------------------------------------------
 
@@ -239,15 +265,26 @@ class Commit:
         """Add an undo for a step taken elsewhere; it must bear being called twice."""
         self._undos.append(undo)
 
-    def moves(self) -> following.Moves:
+    def moves(self) -> list[following.Move]:
         """Where the parameters were, for the optimizers that hold them."""
-        return following.Moves(
-            [
-                (entry.tensor, self._replacement(entry), entry.home[0], entry.key, decision.device, decision.dtype)
-                for entry, _ in self._done
-                if (decision := entry.decision).route is not Route.KEEP and entry.owner is None and entry.parameter
-            ]
-        )
+        cohorts: dict[tuple[torch.device, torch.dtype], list[Entry]] = {}
+        for entry, _ in self._done:
+            if entry.owner is None:
+                decision = entry.decision
+                cohorts.setdefault((decision.device, decision.dtype), []).append(entry)
+        return [
+            following.Move(
+                device,
+                dtype,
+                {id(entry.tensor): (weakref.ref(entry.home[0]), entry.key) for entry in cohort},
+                {
+                    id(entry.tensor): (weakref.ref(entry.tensor), weakref.ref(self._replacement(entry)))
+                    for entry in cohort
+                    if entry.decision.route is Route.OVERWRITE
+                },
+            )
+            for (device, dtype), cohort in cohorts.items()
+        ]
 
     # -- back --------------------------------------------------------------------------------------------------------
 
@@ -272,29 +309,24 @@ class Commit:
                 _restore_content(container, content)
         for module, name, value in reversed(self._attributes):
             vars(module)[name] = value
-        for slot, tensor in reversed(self._slots):
-            slot.table[slot.key] = tensor
+        for table, key, tensor in reversed(self._slots):
+            table[key] = tensor
         for entry, before in reversed(self._done):
             _UNDO[entry.decision.route](entry, before)
-        for entry, _ in self._done:
-            owner = entry if entry.owner is None else entry.owner
-            grad = owner.grad.tensor if owner.grad is not None else None
-            if grad is not None and owner.tensor.grad is not grad:
-                owner.tensor.grad = grad
-        for entry, _ in self._done:
-            entry.committed = False
+        for entry in self._linked:
+            grad = entry.grad
+            if grad is not None and entry.tensor.grad is not grad.tensor:
+                entry.tensor.grad = grad.tensor
 
     def finish(self) -> None:
         """Past the point of no return: let go of the old tensors, and of what spent graphs need not keep."""
-        for entry, _ in self._done:
-            # Not after an overwrite: the old object is still somebody's parameter.
-            if entry.spent and entry.decision.route is Route.SWAP and entry.staged is not None:
-                ghost.release(entry.staged)
-        self._done.clear()
-        self._slots.clear()
-        self._undos.clear()
-        self._entered.clear()
-        self._attributes.clear()
+        if self.ghosts:
+            for entry, _ in self._done:
+                # Not after an overwrite: the old object is still somebody's parameter.
+                if entry.spent and entry.decision.route is Route.SWAP and entry.staged is not None:
+                    ghost.release(entry.staged)
+        for journal in (self._done, self._slots, self._linked, self._undos, self._entered, self._attributes):
+            journal.clear()
 
 
 def _relink(tensor: Tensor) -> None:
@@ -345,11 +377,7 @@ def _undo_overwrite(entry: Entry, before: tuple[dict[int, Callable[..., Any]] | 
         internals.set_accumulate_hooks(entry.tensor, before[0])
 
 
-def _undo_nothing(entry: Entry, _: object) -> None:
-    """The gradient's own entry puts it back."""
-
-
-_STEPS: dict[Route, Callable[[Commit, Entry], None]] = {
+_STEPS: dict[Route, Callable[[Commit, list[Entry]], None]] = {
     Route.SWAP: Commit._swap,
     Route.RETARGET: Commit._swap,
     Route.FULL_SWAP: Commit._full_swap,
@@ -362,7 +390,6 @@ _UNDO: dict[Route, Callable[[Entry, Any], None]] = {
     Route.FULL_SWAP: _undo_full_swap,
     Route.SET_DATA: _undo_set_data,
     Route.OVERWRITE: _undo_overwrite,
-    Route.KEEP: _undo_nothing,
 }
 
 

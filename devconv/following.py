@@ -12,7 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,79 +23,85 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from . import torch_internals as internals
 from .errors import OptimizerMismatchError
 
-__all__ = ["Moves", "check_optimizers", "follow", "log_moves", "reconcile"]
+__all__ = ["Move", "check_optimizers", "follow", "log_moves", "reconcile"]
 
 _log = logging.getLogger("devconv")
 
 
-@dataclass
-class _Trace:
-    """The places where one parameter has been, each with the number of the move that took it away from there."""
-
-    owner: weakref.ref[nn.Module]
-    key: str
-    left: dict[tuple[torch.device, torch.dtype], int] = field(default_factory=dict)
-    replaced: weakref.ref[Tensor] | None = None
-    """After an overwrite: the old object, which only its optimizers hold."""
-    successor: weakref.ref[Tensor] | None = None
-
-    def is_of(self, parameter: Tensor) -> bool:
-        if self.replaced is not None:
-            return self.replaced() is parameter
-        owner = self.owner()
-        return owner is not None and internals.parameters_of(owner).get(self.key, None) is parameter
-
-
 @dataclass(frozen=True)
-class Moves:
-    """One conversion's moves, as ``(parameter, its successor, owner, key, old device, old dtype)``."""
+class Move:
+    """Parameters that one conversion took away from one place.
 
-    rows: list[tuple[Tensor, Tensor, nn.Module, str, torch.device, torch.dtype]]
+    Attributes:
+        device: where they were.
+        dtype: what they were.
+        owners: the module and the key of each, by the parameter's id.
+        successors: after an overwrite: the old object and the new one, by the old one's id.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    owners: dict[int, tuple[weakref.ref[nn.Module], str]]
+    successors: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]]
+
+    def took(self, parameter: Tensor) -> bool:
+        """Whether this very object was moved: its id may have passed to another one since."""
+        number = id(parameter)
+        if number in self.successors:
+            return self.successors[number][0]() is parameter
+        owner, key = self.owners.get(number, (None, ""))
+        module = owner() if owner is not None else None
+        return module is not None and internals.parameters_of(module).get(key) is parameter
+
+    def is_gone(self) -> bool:
+        """Whether no optimizer can ask for it any more."""
+        return not any(owner() is not None for owner, _ in self.owners.values())
 
 
 _lock = threading.RLock()
-_traces: dict[int, _Trace] = {}
-_move = 0
-_prune_at = 4096
+_moves: list[tuple[int, Move]] = []
+"""In order, each with the number of its conversion."""
+_number = 0
 _seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 _hook: torch.utils.hooks.RemovableHandle | None = None
 
 
-def log_moves(moves: Moves, *, automatic: bool) -> None:
+def log_moves(moves: list[Move], *, automatic: bool) -> None:
     """Remember where parameters have been, so that optimizers can follow.
 
     Args:
         moves: one conversion's moves.
         automatic: optimizers follow by themselves at their next step: the flag is on.
     """
-    global _move, _prune_at, _hook
-    if not moves.rows:
+    global _number, _hook
+    if not moves:
         return
     with _lock:
-        _move += 1
-        for parameter, successor, owner, key, device, dtype in moves.rows:
-            trace = _traces.get(id(parameter))
-            if trace is None or not trace.is_of(parameter):
-                trace = _traces[id(parameter)] = _Trace(weakref.ref(owner), key)
-            trace.left[device, dtype] = _move
-            if successor is not parameter:
-                trace.replaced, trace.successor = weakref.ref(parameter), weakref.ref(successor)
-        if len(_traces) > _prune_at:
-            for number in [number for number, trace in _traces.items() if _is_gone(trace)]:
-                del _traces[number]
-            _prune_at = max(4096, 2 * len(_traces))
+        _number += 1
+        # A round trip that is made again and again is one entry: what counts is the last time.
+        _moves[:] = [
+            (number, old)
+            for number, old in _moves
+            if not (old.is_gone() or any(_covers(new, old) for new in moves))
+        ]
+        _moves.extend((_number, move) for move in moves)
         if automatic and _hook is None:
             # It stays when the flag's scope ends: the next step may come after that, and would meet state that was
             # left behind.
             _hook = register_optimizer_step_pre_hook(_before_step)
 
 
-def _is_gone(trace: _Trace) -> bool:
-    return trace.owner() is None or (trace.replaced is not None and trace.replaced() is None)
+def _covers(new: Move, old: Move) -> bool:
+    return (
+        not old.successors
+        and (new.device, new.dtype) == (old.device, old.dtype)
+        and len(new.owners) == len(old.owners)
+        and new.owners.keys() == old.owners.keys()
+    )
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
-    if _seen.get(optimizer) != _move:
+    if _seen.get(optimizer) != _number:
         reconcile(optimizer)
 
 
@@ -164,7 +170,7 @@ def reconcile(optimizer: Optimizer, notes: list[str] | None = None) -> Callable[
         except BaseException:
             undo()
             raise
-        _seen[optimizer] = _move
+        _seen[optimizer] = _number
         return undo
 
 
@@ -192,15 +198,16 @@ def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
 def _trace(parameter: Tensor, since: int) -> tuple[Tensor, set[tuple[torch.device, torch.dtype]]]:
     """What a parameter is now, and where it has been since a move."""
     places: set[tuple[torch.device, torch.dtype]] = set()
-    while True:
-        trace = _traces.get(id(parameter))
-        if trace is None or not trace.is_of(parameter):
-            return parameter, places
-        places |= {place for place, move in trace.left.items() if move > since}
-        successor = trace.successor() if trace.successor is not None else None
-        if successor is None:
-            return parameter, places
-        parameter = successor
+    for number, move in _moves:
+        if move.took(parameter):
+            if number > since:
+                places.add((move.device, move.dtype))
+            if id(parameter) in move.successors:
+                successor = move.successors[id(parameter)][1]()
+                if successor is None:
+                    break
+                parameter = successor
+    return parameter, places
 
 
 def _unfuse(optimizer: Optimizer, group: dict[str, Any], notes: list[str]) -> None:

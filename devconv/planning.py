@@ -18,7 +18,7 @@ from . import torch_internals as internals
 from .errors import Refusal
 from .policy import Route, choose
 from .report import Item, Summary, _as_dict, render, size
-from .survey import QUANTISED, Decision, Entry, Inventory, Kind
+from .survey import QUANTISED, Cohorts, Decision, Entry, Inventory, Kind
 from .transfer import Transfer
 
 __all__ = ["Flags", "Plan", "cohorts_of", "decide_result", "items_of", "make_plan", "settled"]
@@ -59,7 +59,7 @@ class Plan(Summary):
         self.notes: list[str] = []
         self.peak_bytes = 0
         self.holders = 0
-        self.cohorts: dict[Decision, list[Entry]] = {}
+        self.cohorts: Cohorts = {}
         """The entries that change, by what was decided."""
         self.stock = False
         """The whole conversion is passed through to stock torch."""
@@ -98,15 +98,14 @@ class Plan(Summary):
 
 def items_of(entries: list[Entry]) -> Callable[[], Iterable[Item]]:
     """The entries as items, made when asked for, without keeping a tensor or a module."""
-    lazy = Kind.LAZY
     rows = [
-        (entry.home[1] + entry.key, entry.decision, entry.kind is lazy or entry.tensor.numel(), entry.parameter, entry.note)
+        (entry.home[1] + entry.key, entry.decision, entry.numel or _numel(entry), entry.parameter, entry.note)
         for entry in entries
     ]
     special = {
         number: (entry.names, _kind_name(entry))
         for number, entry in enumerate(entries)
-        if entry.more is not None or entry.owner is not None or entry.kind is lazy
+        if entry.more is not None or entry.owner is not None or entry.kind
     }
 
     def make() -> Iterable[Item]:
@@ -118,11 +117,15 @@ def items_of(entries: list[Entry]) -> Callable[[], Iterable[Item]]:
                 decision.route,
                 _place(decision.device, decision.dtype),
                 _place(decision.target, decision.to_dtype),
-                0 if numel is True else numel * decision.to_dtype.itemsize,
+                numel * decision.to_dtype.itemsize,
                 note,
             )
 
     return make
+
+
+def _numel(entry: Entry) -> int:
+    return 0 if entry.kind is Kind.LAZY else entry.tensor.numel()
 
 
 def _kind_name(entry: Entry) -> str:
@@ -184,7 +187,6 @@ class _Planner:
 
     plan: Plan
     flags: Flags
-    memo: dict[tuple[torch.device, torch.dtype, bool], Decision] = field(default_factory=dict)
     examined: list[Entry] = field(default_factory=list)
 
     def refuse(self, entry: Entry, why: str, cure: str) -> None:
@@ -192,23 +194,28 @@ class _Planner:
 
     def decide_all(self, entries: Iterable[Entry], device: torch.device | None, transfer: Transfer) -> None:
         """Decide the tensors of a pure transfer: alike ones once, as long as nothing but Python holds them."""
-        memo, plain, keep, use_count = self.memo, Kind.PLAIN, Route.KEEP, internals.use_count
+        memo: dict[tuple[torch.device, torch.dtype, bool], tuple[Decision, list[Entry]]] = {}
+        cohorts, plain, keep, use_count = self.plan.cohorts, Kind.PLAIN, Route.KEEP, internals.use_count
         for entry in entries:
             tensor = entry.tensor
             if entry.kind is plain:
                 key = (tensor.device, tensor.dtype, entry.parameter)
-                decision = memo.get(key)
-                if decision is not None and (
-                    decision.route is keep
-                    or not entry.parameter
-                    or use_count(tensor) == 1
-                    or (entry.owner is not None and use_count(tensor) == _GRAD_USES)
-                ):
-                    entry.decision = decision
-                    continue
+                known = memo.get(key)
+                if known is not None:
+                    decision, cohort = known
+                    if (
+                        decision.route is keep
+                        or not entry.parameter
+                        or use_count(tensor) == (1 if entry.owner is None else _GRAD_USES)
+                    ):
+                        entry.decision = decision
+                        cohort.append(entry)
+                        continue
             self.decide(entry, device, transfer.dtype_for(tensor.dtype))
+            cohort = cohorts.setdefault(entry.decision, [])
+            cohort.append(entry)
             if entry.kind is plain and not entry.live:
-                memo[key] = entry.decision
+                memo[key] = entry.decision, cohort
 
     def decide(self, entry: Entry, target: torch.device | None, to_dtype: torch.dtype, same_object: bool = False) -> None:
         """Set the decision of one entry whose target is known."""
@@ -308,13 +315,16 @@ def make_plan(inventory: Inventory, transfer: Transfer, results: dict[int, Tenso
             for entry in inventory.entries:
                 if entry.decision.route is Route.KEEP:
                     _reopen(planner, entry, transfer)
+            plan.cohorts = cohorts_of(inventory.entries)
     else:
         for entry in inventory.entries:
             result = results.get(id(entry.tensor), entry.tensor)
             planner.decide(entry, result.device, result.dtype, same_object=result is entry.tensor)
             if result is not entry.tensor and entry.decision.route is Route.KEEP:
                 _reopen(planner, entry, None)
-    plan.cohorts = cohorts_of(inventory.entries)
+        plan.cohorts = cohorts_of(inventory.entries)
+    for decision in [decision for decision in plan.cohorts if decision.route is Route.KEEP]:
+        del plan.cohorts[decision]
     _refuse(planner, transfer, results is not None)
     _measure(plan)
     return plan
@@ -351,17 +361,12 @@ def _reopen(planner: _Planner, entry: Entry, transfer: Transfer | None) -> None:
     entry.decision = decision._replace(route=route)
 
 
-def cohorts_of(entries: Iterable[Entry]) -> dict[Decision, list[Entry]]:
-    """The entries that change, by what was decided: thousands of entries, a handful of decisions."""
-    cohorts: dict[Decision, list[Entry]] = {}
-    by_identity: dict[int, list[Entry]] = {}
+def cohorts_of(entries: Iterable[Entry]) -> Cohorts:
+    """The entries by what was decided: thousands of entries, a handful of decisions."""
+    cohorts: Cohorts = {}
     for entry in entries:
-        decision = entry.decision
-        cohort = by_identity.get(id(decision))
-        if cohort is None:
-            cohort = by_identity[id(decision)] = cohorts.setdefault(decision, [])
-        cohort.append(entry)
-    return {decision: cohort for decision, cohort in cohorts.items() if decision.route is not Route.KEEP}
+        cohorts.setdefault(entry.decision, []).append(entry)
+    return cohorts
 
 
 def _refuse(planner: _Planner, transfer: Transfer, opaque: bool) -> None:
@@ -474,7 +479,8 @@ def _measure(plan: Plan) -> None:
         numel = 0
         for entry in cohort:
             if entry.group is None:
-                numel += entry.tensor.numel()
+                entry.numel = entry.tensor.numel()
+                numel += entry.numel
             elif id(entry.group) not in grouped:
                 # Once for the storage, as far as the largest member tells.
                 grouped.add(id(entry.group))

@@ -17,28 +17,19 @@ from . import registry
 from .errors import BackendProtocolError, ConversionRefused, Refusal
 from .geometry import Geometry, geometry_of, recall, record, scatter, span_of
 from .policy import Route
-from .survey import Decision, Entry, Kind
+from .survey import Cohorts, Entry, Kind
 from .transfer import Transfer
 
-__all__ = ["Cohorts", "ask", "stage", "transmit"]
-
-
-Cohorts = dict[Decision, list[Entry]]
-"""The entries that change, by what was decided."""
+__all__ = ["ask", "stage", "transmit"]
 
 
 @dataclass
 class _Batch:
-    """Tensors that cross between one pair of devices in one call."""
+    """Tensors that cross between one pair of devices in one call: of entries, then of whole groups."""
 
-    tensors: list[Tensor] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
     dtypes: list[torch.dtype] = field(default_factory=list)
-    sinks: list[Entry | _Flat] = field(default_factory=list)
-
-    def add(self, tensor: Tensor, dtype: torch.dtype, sink: Entry | _Flat) -> None:
-        self.tensors.append(tensor)
-        self.dtypes.append(dtype)
-        self.sinks.append(sink)
+    flats: list[tuple[_Flat, Tensor, torch.dtype]] = field(default_factory=list)
 
 
 @dataclass
@@ -89,16 +80,15 @@ def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) 
                 if entry.group is not None and _is_whole(entry.group):
                     groups[id(entry.group)] = entry.group
                 elif simple and entry.kind is plain:
-                    batch.tensors.append(entry.tensor)
+                    batch.entries.append(entry)
                     batch.dtypes.append(to_dtype)
-                    batch.sinks.append(entry)
                 else:
                     entry.staged = ask(entry.tensor, fn)
                     _check_arrival(entry, entry.staged)
         for group in groups.values():
             _stage_group(group, transfer, batches)
         for (device, target), batch in batches.items():
-            if batch.tensors:
+            if batch.entries or batch.flats:
                 _stage_batch(batch, device, target, transfer.non_blocking)
 
 
@@ -118,7 +108,9 @@ def ask(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def _check_arrival(entry: Entry, staged: Tensor) -> None:
-    target = entry.decision.target
+    target, dtype = entry.decision.target, entry.decision.to_dtype
+    if staged.device == target and entry.kind is Kind.PLAIN and staged.dtype is not dtype:
+        raise BackendProtocolError(target.type, "send", f"{entry.name} is {staged.dtype}, and {dtype} was asked for")
     if staged.device != target:
         raise ConversionRefused(
             [
@@ -157,26 +149,27 @@ def _stage_group(
         empty = torch.empty(length, device=target, dtype=to_dtype)
         flat.rebuild(empty, remember=not registry.backend_for(target.type).capabilities.strides)
     elif reliable:
-        batches[device, target].add(tensors[0].as_strided((length,), (1,), first), to_dtype, flat)
+        batches[device, target].flats.append((flat, tensors[0].as_strided((length,), (1,), first), to_dtype))
     else:
         host = torch.zeros(length, dtype=dtype)
         for values, place in zip(transmit(tensors, device, torch.device("cpu"), None), places, strict=True):
             scatter(host, values, place, first)
-        batches[torch.device("cpu"), target].add(host, to_dtype, flat)
+        batches[torch.device("cpu"), target].flats.append((flat, host, to_dtype))
 
 
 def _stage_batch(batch: _Batch, device: torch.device, target: torch.device, non_blocking: bool) -> None:
-    arrived = transmit(batch.tensors, device, target, batch.dtypes, non_blocking=non_blocking)
+    tensors = [entry.tensor for entry in batch.entries] + [tensor for _, tensor, _ in batch.flats]
+    dtypes = batch.dtypes + [dtype for _, _, dtype in batch.flats]
+    arrived = transmit(tensors, device, target, dtypes, non_blocking=non_blocking)
+    for entry, tensor, dtype in zip(batch.entries, arrived, batch.dtypes, strict=False):
+        entry.staged = tensor
+        if tensor.dtype is not dtype or tensor.device != target:
+            _check_arrival(entry, tensor)
     remember = not registry.backend_for(target.type).capabilities.strides
-    for sink, tensor, dtype in zip(batch.sinks, arrived, batch.dtypes, strict=True):
-        if tensor.dtype is not dtype:
-            raise BackendProtocolError(target.type, "send", f"it returned {tensor.dtype} where {dtype} was asked for")
-        if isinstance(sink, Entry):
-            sink.staged = tensor
-            if tensor.device != target:
-                _check_arrival(sink, tensor)
-        else:
-            sink.rebuild(tensor, remember=remember)
+    for (flat, _, _), tensor in zip(batch.flats, arrived[len(batch.entries) :], strict=True):
+        if tensor.device != target:
+            _check_arrival(flat.group[0], tensor)
+        flat.rebuild(tensor, remember=remember)
 
 
 def transmit(

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from . import torch_internals as internals
 from .policy import Route
 
-__all__ = ["Decision", "Entry", "Home", "Inventory", "Kind", "Slot", "survey"]
+__all__ = ["QUANTISED", "Cohorts", "Decision", "Entry", "Home", "Inventory", "Kind", "Slot", "survey"]
 
 
 class Kind(IntEnum):
@@ -100,6 +100,8 @@ class Entry:
     """Set by the planner; shared by all entries that are decided alike."""
     staged: Tensor | None = None
     committed: bool = False
+    numel: int = 0
+    """Elements; 0 until they were counted."""
 
     def __init__(self, tensor: Tensor, home: Home, table: Table, key: str) -> None:
         self.tensor = tensor
@@ -132,6 +134,10 @@ class Entry:
         return tuple(slot.name for slot in self.slots)
 
 
+Cohorts = dict[Decision, list[Entry]]
+"""Entries by what was decided."""
+
+
 class Inventory:
     """Everything that a conversion of one module has to look after."""
 
@@ -145,6 +151,8 @@ class Inventory:
         """The outermost modules with their own ``_apply``, in the order of the walk."""
         self.derived: list[tuple[nn.Module, str, Callable[[], Tensor]]] = []
         """Attributes that a forward pre-hook derives from parameters, each with what derives it afresh."""
+        self.graded = False
+        """Some tensor has a gradient."""
         self.scripted = False
         """The tree holds a scripted module."""
         self.sharded = False
@@ -355,6 +363,7 @@ def _add_grad(inventory: Inventory, owner: Entry, grad: Tensor) -> None:
             entry.kind = Kind.CUSTOM
         inventory.entries.append(entry)
     owner.grad = entry
+    inventory.graded = True
 
 
 def _group(inventory: Inventory) -> None:
