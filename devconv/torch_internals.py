@@ -296,16 +296,6 @@ def reset_attention(module: nn.MultiheadAttention) -> None:
     module._reset_parameters()
 
 
-def same_embedding(module: nn.MultiheadAttention) -> bool:
-    """Whether query, key and value share one projection. Reason: no public attribute says so."""
-    return bool(module._qkv_same_embed_dim)
-
-
-def set_same_embedding(module: nn.MultiheadAttention, *, same: bool) -> None:
-    """As `same_embedding`, written."""
-    module._qkv_same_embed_dim = same
-
-
 def restore_location(device: torch.device) -> torch.device:
     """Where ``torch.load(map_location=...)`` wants what was saved on `device`; `device` itself outside of a load.
 

@@ -21,6 +21,7 @@ from devconv import torch_internals as internals
 from devconv.errors import LazyShapeError
 
 from .naming import name_in
+from .pending import lazy_tensors
 from .sizes import channels_first_of_norm, knows_its_tensors, own_tensors, settle_sizes
 from .undo import all_or_nothing
 
@@ -68,7 +69,7 @@ def finish_loaded(module: nn.Module) -> bool:
     Returns:
         False, with nothing done, if something is lazy still or the module's numbers cannot be told from its tensors.
     """
-    if not knows_its_tensors(module) or any(is_lazy(tensor) for tensor in own_tensors(module).values()):
+    if not knows_its_tensors(module) or not own_tensors(module) or any(lazy_tensors(module)):
         return False
     token = _in_progress.set(_in_progress.get() | {id(module)})
     try:

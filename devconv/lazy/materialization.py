@@ -21,7 +21,7 @@ from .rehearsal import rehearse
 from .tracing import first_calls
 from .undo import all_or_nothing
 
-__all__ = ["materialize"]
+__all__ = ["fill", "materialize"]
 
 
 def materialize(
@@ -68,12 +68,18 @@ def materialize(
         raise ValueError(f'init is "device" or "host", got {init!r}')
     if fallback not in (None, "forward"):
         raise ValueError(f'fallback is "forward" or None, got {fallback!r}')
-    model = internals.uncompiled(model)
+    return fill(model, inputs, kwargs, init, fallback)
+
+
+def fill(
+    model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], init: Init, fallback: str | None
+) -> MaterializeReport:
+    """`materialize`, with the model's own inputs by name kept apart from the options."""
     with LOCK:
-        return _materialize(model, inputs, kwargs, init, fallback)
+        return _fill(internals.uncompiled(model), inputs, kwargs, init, fallback)
 
 
-def _materialize(
+def _fill(
     model: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], init: Init, fallback: str | None
 ) -> MaterializeReport:
     lazy = list(lazy_tensors(model))

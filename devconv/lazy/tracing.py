@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from devconv import torch_internals as internals
 from devconv.errors import ShapeInferenceError
 
+from .blank import draws
 from .finishing import finish
 from .nested import map_tensors
 from .pending import is_pending
@@ -134,9 +135,10 @@ class _Following(OnDevice):
             return super().__torch_function__(func, types, args, kwargs)
         if func in _MOVES:
             return _moved(func, args, kwargs)
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            # There is nothing to fill, and torch's meta kernels for drawing are slow.
-            return args[0] if args else kwargs["tensor"]
+        if draws(func):
+            # On meta there is nothing to fill, and torch's kernels for it are slow.
+            tensor = args[0] if args else kwargs["tensor"]
+            return tensor if tensor.is_meta else func(*args, **kwargs)
         if kwargs.get("device") is not None and _is_elsewhere(kwargs["device"]):
             kwargs = {key: value for key, value in kwargs.items() if key != "generator"} | {"device": "meta"}
         if _has_meta((args, kwargs)):
