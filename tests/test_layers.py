@@ -59,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
     "hook": {"conversion", "flag", "patches", "torch_internals"},
     "__future__": {"hook"},
     # On top of the core.
-    "lazy/": {"errors", "registry", "torch_internals"},
+    "lazy/": {"errors", "flag", "patches", "registry", "torch_internals"},
     "parallel/": {"errors", "registry", "staging", "torch_internals"},
     "distributed/": {"errors", "lazy/", "nested", "registry", "staging", "torch_internals"},
     "conformance/": {PUBLIC, "torch_internals"},
