@@ -125,18 +125,6 @@ def device_is_here(device_type: str) -> bool:
     return importlib.util.find_spec(_PACKAGE_OF[device_type]) is not None
 
 
-def where(chosen: Callable[[Conversion], bool]) -> pytest.MarkDecorator:
-    """Run a test for the conversions that `chosen` picks; for the others its promise is not applicable."""
-    return pytest.mark.conversions(chosen)
-
-
-with_values = where(lambda conversion: conversion.has_values)
-"""For promises about numbers: on ``meta`` they are not applicable, which is not the same as kept."""
-with_same_objects = where(lambda conversion: conversion.keeps_objects)
-"""For promises about a parameter's identity: the overwrite route gives it up by definition."""
-from_host = where(lambda conversion: conversion.source == "cpu")
-
-
 @dataclass
 class Move:
     """One conversion through one door. Calling it converts a model and checks the route that was taken.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.moves import Move, same, with_values
+from tests.moves import Move, same
+from tests.promises import with_values
 from tests.zoo import Labelled, mlp
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.moves import Move, close, with_same_objects, with_values
+from tests.moves import Move, close
+from tests.promises import with_same_objects, with_values
 from tests.zoo import mlp
 
 SUPPORTED = ("cpu", "cuda", "xla")

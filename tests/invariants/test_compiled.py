@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.moves import Move, close, where, with_same_objects, with_values
+from tests.moves import Move, close
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import Tied, fill, loss_of, mlp, train
 
 pytestmark = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.moves import Move, where, with_same_objects
+from tests.moves import Move
+from tests.promises import where, with_same_objects
 
 
 class Listed(nn.Module):
@@ -30,10 +31,12 @@ def test_every_entry_moves(move: Move) -> None:
 
 def test_order_and_plain_entries_are_kept(move: Move) -> None:
     model = move.build(Listed)
+    keys = list(model.named)
 
     move(model)
 
-    assert list(model.named) == ["b", "a", "plain"]
+    assert list(model.named) == keys
+    assert set(keys) == {"b", "a", "plain"}
     assert model.listed[2] == 7
     assert model.named["plain"] == "text"
 

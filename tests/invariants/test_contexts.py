@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.moves import Move, close, named_tensors, same, where, with_same_objects, with_values
+from tests.moves import Move, close, named_tensors, same
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import Tied, fill, mlp, train
 
 

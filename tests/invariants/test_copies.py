@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.moves import Move, close, named_tensors, same, where, with_values
+from tests.moves import Move, close, named_tensors, same
+from tests.promises import where, with_values
 from tests.zoo import Labelled, Recurrent, Tied, fill, loss_of, mlp, train
 
 
@@ -50,8 +51,10 @@ def test_a_deepcopy_with_hooks_and_gradients_works(move: Move) -> None:
 
     move(model)
     twin = copy.deepcopy(model)
+    twin(move.inputs(5, 4)).sum().backward()
 
     assert twin[0].weight.grad.device == move.device
+    assert twin[0].weight.grad is not model[0].weight.grad
 
 
 def test_a_recurrent_model_can_be_copied(move: Move) -> None:

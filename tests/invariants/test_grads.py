@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.moves import Move, close, same, where, with_same_objects, with_values
+from tests.moves import Move, close, same
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import MODELS, Tied, fill, loss_of, mlp
 
 

@@ -7,7 +7,8 @@ import pytest
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.moves import Move, close, where, with_same_objects, with_values
+from tests.moves import Move, close
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import fill, loss_of, mlp, train
 
 import torch

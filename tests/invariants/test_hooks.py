@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from tests.moves import Move, same, with_values
+from tests.moves import Move, same
+from tests.promises import with_values
 from tests.zoo import mlp
 
 REGISTER: dict[str, Callable[[Tensor, Callable[[Tensor], None]], Any]] = {

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.moves import Move, same, where, with_same_objects, with_values
+from tests.moves import Move, same
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import MODELS
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
-from tests.moves import Move, with_same_objects, with_values
+from tests.moves import Move
+from tests.promises import with_same_objects, with_values
 
 
 def lazy() -> nn.Sequential:

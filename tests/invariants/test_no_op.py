@@ -12,7 +12,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import devconv
-from tests.moves import Move, named_tensors, where
+from tests.moves import Move, named_tensors
+from tests.promises import where
 from tests.zoo import MODELS, Tied, loss_of, mlp
 
 # One conversion for each source device is enough: the no-op stays there.

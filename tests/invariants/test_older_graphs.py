@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tests.moves import Move, close, host, where, with_same_objects, with_values
+from tests.moves import Move, close, host
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import Tied, fill, loss_of, mlp, train
 
 pytestmark = [with_values, with_same_objects]

@@ -12,7 +12,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPl
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import devconv
-from tests.moves import Move, close, host, same, where, with_same_objects, with_values
+from tests.moves import Move, close, host, same
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import fill, loss_of, mlp, state_of, train
 
 pytestmark = with_values

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.moves import Move, close, with_same_objects, with_values
+from tests.moves import Move, close
+from tests.promises import with_same_objects, with_values
 from tests.zoo import fill, loss_of, mlp
 
 pytestmark = [with_values, with_same_objects]

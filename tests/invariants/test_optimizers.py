@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.moves import Move, close, host, where, with_values
+from tests.moves import Move, close, host
+from tests.promises import where, with_values
 from tests.zoo import OPTIMIZERS, fill, loss_of, mlp, state_of, train, trained_by
 
 pytestmark = with_values

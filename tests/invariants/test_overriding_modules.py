@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.moves import Move, named_tensors, same, where, with_same_objects, with_values
+from tests.moves import Move, named_tensors, same
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import mlp
 
 Function = Callable[[Tensor], Tensor]

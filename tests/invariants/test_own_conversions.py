@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.moves import Move, close, with_same_objects, with_values
+from tests.moves import Move, close
+from tests.promises import with_same_objects, with_values
 from tests.zoo import mlp
 
 

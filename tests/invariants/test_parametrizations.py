@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
 
-from tests.moves import Move, close, named_tensors, same, with_same_objects, with_values
+from tests.moves import Move, close, named_tensors, same
+from tests.promises import with_same_objects, with_values
 from tests.zoo import train
 
 

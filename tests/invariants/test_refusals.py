@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 import devconv
-from tests.moves import Move, close, named_tensors, where, with_same_objects
+from tests.moves import Move, close, named_tensors
+from tests.promises import where, with_same_objects
 from tests.zoo import fill, loss_of, mlp
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.moves import Move, named_tensors, with_same_objects, with_values
+from tests.moves import Move, named_tensors
+from tests.promises import with_same_objects, with_values
 from tests.zoo import Normed, loss_of
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.moves import Move, close, with_values
+from tests.moves import Move, close
+from tests.promises import with_values
 from tests.zoo import Recurrent, fill, train
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.moves import Move, same, with_values
+from tests.moves import Move, same
+from tests.promises import with_values
 from tests.zoo import MODELS, Normed
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.moves import Move, close, named_tensors, same, with_values
+from tests.moves import Move, close, named_tensors, same
+from tests.promises import with_values
 from tests.zoo import Tied, TwoPaths, fill, train
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.moves import Move, close, from_host, named_tensors, same, where, with_values
+from tests.moves import Move, close, named_tensors, same
+from tests.promises import from_host, where, with_values
 from tests.zoo import fill, mlp, train
 
 

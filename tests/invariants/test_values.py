@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.moves import Move, close, named_tensors, same, where, with_values
+from tests.moves import Move, close, named_tensors, same
+from tests.promises import where, with_values
 from tests.zoo import MODELS
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import devconv
-from tests.moves import Move, close, named_tensors, same, where, with_same_objects, with_values
+from tests.moves import Move, close, named_tensors, same
+from tests.promises import where, with_same_objects, with_values
 from tests.zoo import train
 
 

@@ -6,7 +6,8 @@ import weakref
 
 from torch import nn
 
-from tests.moves import Move, with_same_objects
+from tests.moves import Move
+from tests.promises import with_same_objects
 from tests.zoo import mlp
 
 pytestmark = with_same_objects

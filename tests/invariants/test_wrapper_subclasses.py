@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tests.moves import Move, close, host, where, with_values
+from tests.moves import Move, close, host
+from tests.promises import where, with_values
 
 # An inner tensor keeps its dtype unless its class says otherwise, so a conversion of the dtype is its class's own affair.
 pytestmark = where(lambda conversion: not conversion.keeps_device or conversion.name == "float64")

@@ -1,0 +1,482 @@
+"""A conversion that fails anywhere leaves everything as it was.
+
+Faults are injected at every point: at tensor k of the transfer, after and before every line of the commit and of the
+undo (a tracing function raises there), in the swap itself, in ``follow`` and inside an overridden ``_apply``; as an error
+and as a KeyboardInterrupt. Each time the model, its gradients, hooks, attributes and use counts and its optimizers are
+compared with a record from before, and the memory that Python can reach is counted.
+
+``DEVCONV_FAULTS=all`` tries every line; the default run tries every n-th of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import devconv
+from tests.everything import (
+    Everything,
+    differences,
+    everything,
+    live_tensors,
+    optimizers_of,
+    record,
+    train_everything,
+)
+from tests.moves import CONVERSIONS, Conversion, close, named_tensors, torch_future
+from tests.zoo import loss_of
+
+SPARSELY = os.environ.get("DEVCONV_FAULTS") != "all"
+PACKAGE = Path(devconv.__file__).parent
+CHANGING = ("conversion.py", "commit.py", "ghost.py", "following.py", "staging.py", "geometry.py", "survey.py")
+FAULTS = [RuntimeError, KeyboardInterrupt]
+
+NAMES = ("float64", "float64-swap", "float64-overwrite", "cpu-meta", "cpu-xla:0", "xla:0-cpu", "cpu-cuda:0")
+every_conversion = pytest.mark.parametrize(
+    "conversion", [pytest.param(c, id=c.name) for c in CONVERSIONS if c.available and c.name in NAMES]
+)
+every_fault = pytest.mark.parametrize("fault", FAULTS)
+
+
+class Scene:
+    """The model of everything, trained a little, with gradients, a spent graph that is still held, and a live one."""
+
+    def __init__(self, conversion: Conversion) -> None:
+        devconv.prepare(conversion.source)
+        devconv.prepare(conversion.device)
+        self.conversion = conversion
+        self.model = everything(conversion.source)
+        self.optimizers = optimizers_of(self.model)
+        train_everything(self.model, self.optimizers, range(2))
+        self.spent = loss_of(self.model, 2)
+        self.spent.backward()
+        self.live = loss_of(self.model, 3)
+        self.before = record(self.model, self.optimizers)
+        # Asking once makes Python objects that stay, such as those of gradients; only then is the count steady.
+        self.before = record(self.model, self.optimizers)
+
+    def convert(self) -> None:
+        (hop,) = self.conversion.hops
+        with torch_future(self.conversion.future):
+            devconv.convert(self.model, hop.device, hop.dtype, optimizers=self.optimizers)
+
+    def differences(self) -> list[str]:
+        """What is not as it was; empty after a conversion that failed."""
+        return differences(self.before, record(self.model, self.optimizers))
+
+    def is_whole(self) -> bool:
+        """Whether everything has arrived: the other outcome that leaves nothing half done."""
+        (hop,) = self.conversion.hops
+        return all(
+            tensor.device == self.conversion.device
+            and (hop.dtype is None or tensor.dtype is hop.dtype or not tensor.is_floating_point())
+            for _, tensor in named_tensors(self.model)
+            if not nn.parameter.is_lazy(tensor)
+        )
+
+
+@contextmanager
+def backend_that_fails(device_type: str, at: int, fault: type[BaseException]) -> Iterator[list[int]]:
+    """The device's own backend, raising when it comes to the tensor with the number `at`."""
+    original = type(devconv.backend_for(device_type))
+    count = [0]
+
+    def counted(tensors: Sequence[Tensor]) -> None:
+        for _ in tensors:
+            if count[0] == at:
+                count[0] += 1
+                raise fault(f"injected at tensor {at}")
+            count[0] += 1
+
+    class Failing(original):  # type: ignore[misc, valid-type]
+        def send(self, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+            sent = super().send(tensors, *args, **kwargs)
+            counted(tensors)
+            return sent
+
+        def fetch(self, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+            fetched = super().fetch(tensors, *args, **kwargs)
+            counted(tensors)
+            return fetched
+
+        def copy(self, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+            copies = super().copy(tensors, *args, **kwargs)
+            counted(tensors)
+            return copies
+
+    devconv.register(Failing, replace=True)
+    try:
+        yield count
+    finally:
+        devconv.unregister(device_type)
+
+
+class LineFault:
+    """A tracing function that raises at the n-th line executed in the files that change a model."""
+
+    def __init__(self, at: int, fault: type[BaseException], files: Sequence[str] = CHANGING) -> None:
+        self.at, self.fault = at, fault
+        self.files = {str(PACKAGE / name) for name in files}
+        self.count = 0
+        self.where = ""
+
+    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        return self._line if frame.f_code.co_filename in self.files else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "line":
+            if self.count == self.at:
+                self.count += 1
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_name})"
+                raise self.fault(f"injected at {self.where}")
+            self.count += 1
+        return self._line
+
+    def __enter__(self) -> LineFault:
+        self._before = sys.gettrace()
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+
+def lines_of(scene: Callable[[], Scene]) -> int:
+    """How many lines a whole conversion runs through."""
+    fresh = scene()
+    with LineFault(-1, RuntimeError) as counter:
+        fresh.convert()
+    assert fresh.is_whole()
+    return counter.count
+
+
+def chosen(total: int, wanted: int) -> Iterator[int]:
+    """Every point, or about `wanted` of them spread evenly."""
+    return iter(range(0, total, max(total // wanted, 1) if SPARSELY else 1))
+
+
+def run_into(scene: Scene, fault: type[BaseException]) -> BaseException | None:
+    """Convert; the fault that came out, if it did."""
+    try:
+        scene.convert()
+    except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt is one of the faults
+        if not isinstance(error, fault) and not isinstance(error.__cause__, fault):
+            raise
+        return error
+    return None
+
+
+def trains_on(scene: Scene) -> None:
+    """The model is not only as it was to look at: it converts at last, and trains."""
+    scene.live.backward()
+    scene.convert()
+    assert scene.is_whole()
+    if scene.conversion.has_values:
+        before = scene.model.last.weight.detach().to("cpu", torch.float64).clone()
+        train_everything(scene.model, scene.optimizers, range(4, 5))
+        assert not close(scene.model.last.weight, before)
+
+
+@every_conversion
+def test_the_scene_converts_whole(conversion: Conversion) -> None:
+    scene = Scene(conversion)
+
+    scene.convert()
+
+    assert scene.is_whole()
+    assert scene.differences() != []
+
+
+@every_fault
+@every_conversion
+@pytest.mark.timeout(900)
+def test_at_every_tensor_of_the_transfer(conversion: Conversion, fault: type[BaseException]) -> None:
+    scene = Scene(conversion)
+    tried = 0
+    device_type = conversion.source.partition(":")[0] if conversion.device.type == "cpu" else conversion.device.type
+    for at in range(10_000):
+        with backend_that_fails(device_type, at, fault) as count:
+            error = run_into(scene, fault)
+        if error is None:
+            break
+        del error
+        tried += 1
+        assert scene.differences() == [], f"after a fault at tensor {at}"
+    assert tried > 20
+    assert count[0] <= tried
+    assert scene.is_whole()
+
+
+@every_fault
+@every_conversion
+@pytest.mark.timeout(1800)
+def test_at_every_line(conversion: Conversion, fault: type[BaseException]) -> None:
+    scene = Scene(conversion)
+    total = lines_of(lambda: Scene(conversion))
+    outcomes = {"as it was": 0, "whole": 0}
+    for at in chosen(total, 60):
+        with LineFault(at, fault) as injected:
+            error = run_into(scene, fault)
+        del error
+        found = scene.differences()
+        if found == []:
+            outcomes["as it was"] += 1
+        else:
+            # Past the point of no return, only an interrupt can come: everything has arrived.
+            assert scene.is_whole(), f"half converted by a fault at {injected.where}: {found[:5]}"
+            assert_hooks_and_ties(scene.model)
+            outcomes["whole"] += 1
+            scene = Scene(conversion)
+    print(f"{conversion.name} {fault.__name__}: {total} lines, {outcomes}")
+    assert outcomes["as it was"] > 30
+    trains_on(scene)
+
+
+def assert_hooks_and_ties(model: Everything) -> None:
+    assert model.decoder.weight is model.encoder.weight
+    assert model.decoder.mask is model.encoder.mask
+    assert len(model.encoder.weight._backward_hooks) == 1
+    assert len(model.encoder.weight._post_accumulate_grad_hooks) == 1
+
+
+@every_conversion
+@pytest.mark.timeout(1800)
+def test_an_interrupt_during_the_undo(conversion: Conversion, monkeypatch: pytest.MonkeyPatch) -> None:
+    from devconv import following
+    from devconv.commit import Commit
+
+    scene = Scene(conversion)
+    stock_undo = Commit.undo
+    second = LineFault(0, KeyboardInterrupt, ("commit.py", "ghost.py"))
+
+    def traced_undo(self: Commit) -> None:
+        # The first fault has switched tracing off: a tracing function that raises is removed.
+        sys.settrace(second._call)
+        try:
+            stock_undo(self)
+        finally:
+            sys.settrace(None)
+
+    monkeypatch.setattr(Commit, "undo", traced_undo)
+    monkeypatch.setattr(following, "reconcile", _fails)
+    tried = 0
+    for at in range(0, 100_000, 7 if SPARSELY else 1):
+        second.at, second.count, second.where = at, 0, ""
+        error = run_into(scene, (_Injected, KeyboardInterrupt))  # type: ignore[arg-type]
+        assert error is not None
+        del error
+        if not second.where:
+            break
+        tried += 1
+        assert scene.differences() == [], f"after an interrupt at {second.where}"
+    monkeypatch.undo()
+    assert tried > 30
+    trains_on(scene)
+
+
+class _Injected(RuntimeError):
+    pass
+
+
+def _fails(*_: Any, **__: Any) -> Any:
+    raise _Injected("injected in follow")
+
+
+@every_fault
+@every_conversion
+def test_in_follow(conversion: Conversion, fault: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    # At the first optimizer, and after one or two have already followed.
+    from devconv import following
+
+    scene = Scene(conversion)
+    stock = following.reconcile
+    for at in range(3):
+        calls = [0]
+
+        def reconcile(*args: Any, calls: list[int] = calls, at: int = at, **kwargs: Any) -> Any:
+            if calls[0] == at:
+                raise fault("injected in follow")
+            calls[0] += 1
+            return stock(*args, **kwargs)
+
+        monkeypatch.setattr(following, "reconcile", reconcile)
+        assert run_into(scene, fault) is not None
+        assert scene.differences() == [], f"at optimizer {at}"
+    monkeypatch.undo()
+    trains_on(scene)
+
+
+@every_fault
+@every_conversion
+@pytest.mark.parametrize("after", [False, True])
+def test_inside_an_overridden_apply(conversion: Conversion, fault: type[BaseException], after: bool) -> None:
+    scene = Scene(conversion)
+    inner = scene.model.overriding
+    stock = type(inner)._apply
+
+    def apply(fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        if after:
+            stock(inner, fn, recurse)
+        raise fault("injected in _apply")
+
+    inner._apply = apply
+    scene.before = record(scene.model, scene.optimizers)
+
+    assert run_into(scene, fault) is not None
+    assert scene.differences() == []
+    del inner._apply
+    trains_on(scene)
+
+
+@every_fault
+@every_conversion
+@pytest.mark.parametrize("name", ["swap_impl", "set_accumulate_hooks", "set_backward_hooks"])
+def test_at_every_swap_and_every_hook(
+    conversion: Conversion, fault: type[BaseException], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a swap and the re-linking of its hooks: the n-th call of a primitive raises instead of acting."""
+    from devconv import torch_internals as internals
+
+    scene = Scene(conversion)
+    stock = getattr(internals, name)
+    for at in range(10_000):
+        calls = [0]
+
+        def primitive(*args: Any, calls: list[int] = calls, at: int = at) -> Any:
+            calls[0] += 1
+            if calls[0] - 1 == at:
+                raise fault(f"injected in {name}")
+            return stock(*args)
+
+        monkeypatch.setattr(internals, name, primitive)
+        error = run_into(scene, fault)
+        monkeypatch.setattr(internals, name, stock)
+        if error is None:
+            break
+        del error
+        assert scene.differences() == [], f"at call {at} of {name}"
+    assert at > 0 or conversion.future == "overwrite"
+
+
+@every_conversion
+def test_a_failed_conversion_holds_no_memory(conversion: Conversion) -> None:
+    scene = Scene(conversion)
+    device_type = conversion.source.partition(":")[0] if conversion.device.type == "cpu" else conversion.device.type
+    with backend_that_fails(device_type, 20, RuntimeError):
+        assert run_into(scene, RuntimeError) is not None
+    before = live_tensors()
+
+    for at in (5, 20, 30):
+        with backend_that_fails(device_type, at, RuntimeError):
+            assert run_into(scene, RuntimeError) is not None
+
+    assert live_tensors() == before
+
+
+@every_conversion
+def test_a_failure_in_the_middle_of_the_commit_holds_no_memory(conversion: Conversion) -> None:
+    scene = Scene(conversion)
+    total = lines_of(lambda: Scene(conversion))
+
+    def fail(at: int) -> bool:
+        with LineFault(at, RuntimeError):
+            return run_into(scene, RuntimeError) is not None
+
+    assert fail(total // 2)
+    gc.collect()
+    before = live_tensors()
+
+    for part in (3, 4, 5):
+        assert fail(total * part // 8)
+
+    assert scene.differences() == []
+    assert live_tensors() == before
+
+
+def test_the_error_keeps_its_type_and_says_that_the_model_was_put_back() -> None:
+    scene = Scene(next(c for c in CONVERSIONS if c.name == "float64"))
+    with backend_that_fails("cpu", 3, ZeroDivisionError), pytest.raises(ZeroDivisionError) as caught:
+        scene.convert()
+
+    assert scene.differences() == []
+    assert caught.value.__traceback__ is not None
+
+
+class Piecewise:
+    """A model of equal layers, for conversions in batches."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from devconv import conversion
+
+        self.model = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(16)))
+        self.names = [name for name, _ in self.model.named_parameters()]
+        monkeypatch.setattr(conversion, "BATCH_BYTES", 4 * 32 * 32 * 8)  # as doubles, which is what is made
+
+    def converted(self) -> list[str]:
+        return [name for name, parameter in self.model.named_parameters() if parameter.dtype is torch.float64]
+
+
+@pytest.mark.parametrize("at", [0, 1, 5, 15])
+def test_without_atomicity_the_error_lists_exactly_what_was_converted(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Piecewise(monkeypatch)
+
+    with backend_that_fails("cpu", at, MemoryError), pytest.raises(Exception) as caught:  # noqa: PT011
+        devconv.convert(scene.model, dtype=torch.float64, atomic=False)
+
+    listed = list(getattr(caught.value, "converted", ()))
+    assert listed == scene.converted()
+    assert len(listed) == at // 4 * 4, "four layers are one batch"
+    if listed:
+        assert all(name in str(caught.value) for name in listed)
+
+
+def test_without_atomicity_the_extra_memory_is_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    scene = Piecewise(monkeypatch)
+    original = type(devconv.backend_for("cpu"))
+    seen: list[tuple[StorageWeakRef, int]] = []
+    peaks: list[int] = []
+
+    def watch(tensors: Sequence[Tensor]) -> None:
+        seen.extend((StorageWeakRef(t.untyped_storage()), t.untyped_storage().nbytes()) for t in tensors)
+        peaks.append(sum(size for reference, size in seen if not reference.expired()))
+
+    class Watching(original):  # type: ignore[misc, valid-type]
+        def copy(self, tensors: Sequence[Tensor], *args: Any, **kwargs: Any) -> list[Tensor]:
+            copies = super().copy(tensors, *args, **kwargs)
+            watch([*tensors, *copies])
+            return copies
+
+    devconv.register(Watching, replace=True)
+    try:
+        devconv.convert(scene.model, dtype=torch.float64, atomic=False)
+    finally:
+        devconv.unregister("cpu")
+
+    assert scene.converted() == scene.names
+    assert len(peaks) == 4
+    # Everything converted so far, plus the old tensors of one batch.
+    doubles, floats = 32 * 32 * 8, 32 * 32 * 4
+    assert peaks == [(batch + 1) * 4 * doubles + 4 * floats for batch in range(4)]
+
+
+def test_without_atomicity_a_device_change_is_refused() -> None:
+    model = nn.Linear(2, 2)
+
+    with pytest.raises(devconv.ConversionError):
+        devconv.convert(model, "meta", atomic=False)
+
+    assert model.weight.device.type == "cpu"
