@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from string import Template
 
-from devconv import Backend, DevconvError
+from devconv import DevconvError
 
 __all__ = ["SkeletonError", "write_skeleton"]
 
@@ -35,6 +35,8 @@ def write_skeleton(device_type: str, parent: Path) -> list[Path]:
     Raises:
         SkeletonError: no name that torch can read, or the folder is there already.
     """
+    from devconv import Backend  # imports torch, which no other command of the kit needs
+
     if not _NAME.fullmatch(device_type):
         raise SkeletonError(
             repr(device_type),
