@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import __future__ as __future__
     from . import distributed as distributed
+    from . import lazy as lazy
     from .backend import Backend as Backend
     from .backend import Capabilities as Capabilities
     from .conversion import convert as convert
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from .errors import DuplicateBackendError as DuplicateBackendError
     from .errors import GatherError as GatherError
     from .errors import InvalidDeviceError as InvalidDeviceError
+    from .errors import LazyCheckpointError as LazyCheckpointError
+    from .errors import LazyDeviceError as LazyDeviceError
+    from .errors import LazyShapeError as LazyShapeError
     from .errors import MeshTooLateError as MeshTooLateError
     from .errors import NotAModuleError as NotAModuleError
     from .errors import NotReplicatedError as NotReplicatedError
@@ -41,12 +45,17 @@ if TYPE_CHECKING:
     from .errors import RanksDisagreeError as RanksDisagreeError
     from .errors import Refusal as Refusal
     from .errors import ReplicationRefused as ReplicationRefused
+    from .errors import ShapeInferenceError as ShapeInferenceError
     from .errors import UnavailableDeviceError as UnavailableDeviceError
+    from .errors import UninitializedTensorError as UninitializedTensorError
     from .errors import UnknownDeviceError as UnknownDeviceError
     from .errors import UnusedParametersError as UnusedParametersError
     from .following import follow as follow
     from .hook import get_registry_conversion as get_registry_conversion
     from .hook import registry_conversion as registry_conversion
+    from .lazy.materialization import materialize as materialize
+    from .lazy.outcome import MaterializeReport as MaterializeReport
+    from .lazy.spec import TensorSpec as TensorSpec
     from .parallel.data_parallel import DataParallel as DataParallel
     from .parallel.replicator import Replicator as Replicator
     from .parallel.replicator import replicate as replicate
@@ -80,6 +89,10 @@ _HOME = {
     "GatherError": "errors",
     "InvalidDeviceError": "errors",
     "Item": "report",
+    "LazyCheckpointError": "errors",
+    "LazyDeviceError": "errors",
+    "LazyShapeError": "errors",
+    "MaterializeReport": "lazy.outcome",
     "MeshTooLateError": "errors",
     "NotAModuleError": "errors",
     "NotReplicatedError": "errors",
@@ -95,7 +108,10 @@ _HOME = {
     "Replicator": "parallel.replicator",
     "Report": "report",
     "Route": "policy",
+    "ShapeInferenceError": "errors",
+    "TensorSpec": "lazy.spec",
     "UnavailableDeviceError": "errors",
+    "UninitializedTensorError": "errors",
     "UnknownDeviceError": "errors",
     "UnusedParametersError": "errors",
     "backend_for": "registry",
@@ -104,6 +120,7 @@ _HOME = {
     "get_registry_conversion": "hook",
     "known": "registry",
     "last_report": "conversion",
+    "materialize": "lazy.materialization",
     "move": "conversion",
     "plan": "conversion",
     "prepare": "conversion",
@@ -118,7 +135,7 @@ _HOME = {
 """Public name -> the module that defines it. A module's name is never a public name too: importing the module would
 put it where the function was."""
 
-_SUBPACKAGES = frozenset({"__future__", "distributed", "parallel"})
+_SUBPACKAGES = frozenset({"__future__", "distributed", "lazy", "parallel"})
 
 
 def __getattr__(name: str) -> Any:

@@ -242,6 +242,8 @@ stock_to: Callable[..., nn.Module] = nn.Module.to
 INFER = "_infer_parameters"
 LOAD = "_load_from_state_dict"
 REPLICATE = "_replicate_for_data_parallel"
+LAZY_MIXIN: type = UninitializedTensorMixin
+"""What makes a tensor lazy. Reason: no public name."""
 
 
 def pending_handle(module: nn.Module) -> Any | None:

@@ -104,7 +104,7 @@ class LazyMultiheadAttention(ShapedByInput, nn.MultiheadAttention):
 
     def reset_parameters(self) -> None:
         """Draw the projections; the torch class has no public method for it."""
-        if not self.has_uninitialized_params():  # type: ignore[misc]
+        if not self.has_uninitialized_params():
             internals.reset_attention(self)
 
     def with_sizes(self, *, embed_dim: int, kdim: int, vdim: int) -> nn.Module:  # type: ignore[override]

@@ -55,7 +55,9 @@ def place_where_loaded(stock: Any) -> Any:
     make = stock.__func__ if isinstance(stock, staticmethod) else stock
 
     @functools.wraps(make)
-    def __new__(cls: type, requires_grad: bool = True, device: Any = None, dtype: Any = None, *rest: Any, **more: Any) -> Any:  # noqa: N807 - it is one
+    def __new__(
+        cls: type, requires_grad: bool = True, device: Any = None, dtype: Any = None, *rest: Any, **more: Any
+    ) -> Any:  # noqa: N807 - it is one
         if device is not None and flag.active():
             device = internals.restore_location(torch.device(device))
         return make(cls, requires_grad, device, dtype, *rest, **more)

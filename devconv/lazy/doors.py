@@ -9,7 +9,7 @@ from torch import Tensor
 
 from devconv import flag
 
-from .pending import target_of
+from .pending import make_lazy, target_of
 
 __all__ = ["stay_lazy"]
 
@@ -45,8 +45,6 @@ _CONVERSIONS = frozenset(
 
 
 def _like(tensor: Tensor, moved: Tensor) -> Tensor:
-    made = type(tensor)(tensor.requires_grad, moved.device, moved.dtype)  # type: ignore[call-arg]
+    made = make_lazy(type(tensor), tensor.requires_grad, moved.device, moved.dtype)
     made.__dict__.update(tensor.__dict__)
     return made
-
-

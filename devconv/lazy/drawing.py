@@ -15,7 +15,7 @@ from devconv.registry import resolve
 from .finishing import finish
 from .naming import module_name
 from .nested import tensors_in
-from .pending import lazy_tensors, target_of
+from .pending import lazy_tensors, make_lazy, target_of
 from .tracing import FALLBACK, OnDevice
 
 __all__ = ["Init", "draw"]
@@ -67,12 +67,14 @@ def draw(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], init:
 
 
 def _needs_values(module: nn.Module) -> ShapeInferenceError:
-    return ShapeInferenceError(module_name(module), "", "its initialize_parameters reads the values of its inputs", FALLBACK)
+    return ShapeInferenceError(
+        module_name(module), "", "its initialize_parameters reads the values of its inputs", FALLBACK
+    )
 
 
 def _to_host(tensor: Tensor) -> None:
     dtype = target_of(tensor)[1]
-    internals.swap_impl(tensor, type(tensor)(tensor.requires_grad, "cpu", dtype))  # type: ignore[call-arg]
+    internals.swap_impl(tensor, type(tensor)(tensor.requires_grad, "cpu", dtype))
 
 
 def _send(tensor: Tensor, device: torch.device) -> None:

@@ -21,7 +21,7 @@ from devconv import torch_internals as internals
 from devconv.errors import LazyShapeError
 
 from .naming import name_in
-from .pending import lazy_tensors
+from .pending import lazy_tensors, make_lazy
 from .sizes import channels_first_of_norm, knows_its_tensors, own_tensors, settle_sizes
 from .undo import all_or_nothing
 
@@ -155,7 +155,7 @@ def _stand_in(tensor: Tensor, *, lazy: bool) -> Tensor:
         twin = torch.empty_like(tensor, device="meta")
         return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
     cls = UninitializedParameter if isinstance(tensor, nn.Parameter) else UninitializedBuffer
-    return cls(tensor.requires_grad, "meta", tensor.dtype)  # type: ignore[call-arg, return-value]
+    return make_lazy(cls, tensor.requires_grad, "meta", tensor.dtype)
 
 
 def _table_of(module: nn.Module, key: str) -> dict[str, Tensor | None]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
@@ -70,11 +70,9 @@ def refuse_replicas(stock: Callable[..., Any]) -> Callable[..., Any]:
         if is_pending(self):
             names = [entry.name for entry in lazy_tensors(self, module_name(self).split(" ")[0])]
             raise UninitializedTensorError(names, "replicating a module", CURE)
-        return getattr(super(LazyModuleMixin, self), internals.REPLICATE)()  # type: ignore[arg-type]
+        return getattr(super(LazyModuleMixin, self), internals.REPLICATE)()
 
     return replicate
-
-
 
 
 class _Guard:
@@ -96,18 +94,18 @@ def _guarded(module: nn.Module) -> Iterator[None]:
     hooks = internals.pre_hooks_of(module)
     with LOCK:
         handle = internals.pending_handle(module)
-        guard = hooks.get(handle.id) if handle is not None else None
-        if guard is not None and not isinstance(guard, _Guard):
-            guard = hooks[handle.id] = _Guard(guard)  # type: ignore[union-attr]
-        if isinstance(guard, _Guard):
+        hook = hooks.get(handle.id) if handle is not None else None
+        guard: _Guard | None = hook if isinstance(hook, _Guard | None) else _Guard(hook)
+        if guard is not None and handle is not None:
+            hooks[handle.id] = guard
             guard.calls += 1
     try:
         yield
     finally:
-        if isinstance(guard, _Guard):
+        if guard is not None and handle is not None:
             with LOCK:
                 guard.calls -= 1
-                if guard.calls == 0 and handle is not None and hooks.get(handle.id) is guard:
+                if guard.calls == 0 and hooks.get(handle.id) is guard:
                     hooks[handle.id] = guard.hook
 
 
@@ -124,5 +122,3 @@ def _check_device(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _indexed(device: torch.device) -> torch.device:
     return torch.device(device.type, 0) if device.index is None and device.type not in ("cpu", "meta") else device
-
-

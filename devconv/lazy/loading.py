@@ -55,7 +55,7 @@ def load_whole_model(stock: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse_lazy_checkpoint(model: nn.Module, state_dict: Mapping[str, Any]) -> None:
     lazy = [name for name, value in state_dict.items() if is_lazy(value)]
     if lazy:
-        held = dict(model.named_parameters(remove_duplicate=False))
+        held: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
         held.update(model.named_buffers(remove_duplicate=False))
         misplaced = [name for name in lazy if name in held and not is_lazy(held[name])]
         if misplaced:
@@ -88,7 +88,7 @@ def _load(
 ) -> None:
     held = own_tensors(module)
     lazy = {key: target_of(tensor)[0] for key, tensor in held.items() if is_lazy(tensor)}
-    without_values = [prefix + key for key in lazy if is_lazy(state_dict.get(prefix + key))]
+    without_values = [prefix + key for key in lazy if prefix + key in state_dict and is_lazy(state_dict[prefix + key])]
     for key, device in lazy.items():
         value = state_dict.get(prefix + key)
         if local_metadata.get("assign_to_params_buffers") and isinstance(value, Tensor) and not is_lazy(value):
@@ -111,5 +111,3 @@ def _on(value: Tensor, device: Any) -> Tensor:
     if value.device.type == "cpu":
         return backend.send([value.detach()], device)[0]
     return value.detach().to(device)
-
-

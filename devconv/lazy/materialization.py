@@ -135,8 +135,8 @@ def _devices(model: nn.Module) -> list[torch.device]:
 def _synchronize(devices: list[torch.device]) -> None:
     """Storage exists when the device has made it: a device that only records would mix this with the first step."""
     for device in devices:
-        device, backend = resolve(device)
-        backend.synchronize(device)
+        indexed, backend = resolve(device)
+        backend.synchronize(indexed)
 
 
 def _unreached(model: nn.Module) -> tuple[str, ...]:

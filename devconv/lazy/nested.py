@@ -34,8 +34,8 @@ def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
         return change(value)
     if isinstance(value, PackedSequence):
         # Its batch sizes belong on the CPU wherever the data is.
-        moved = [None if part is None else change(part) for part in (value.data, *value[2:])]
-        return PackedSequence(moved[0], value.batch_sizes, *moved[1:])
+        orders = [None if order is None else change(order) for order in value[2:]]
+        return PackedSequence(change(value.data), value.batch_sizes, *orders)
     if isinstance(value, tuple):
         items = [map_tensors(item, change) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -147,8 +147,8 @@ class LazyGroupNorm(ShapedByInput, nn.GroupNorm):
             self.take_shapes(num_channels=input.shape[1])
 
     def with_sizes(self, *, num_channels: int) -> nn.Module:  # type: ignore[override]
-        options = {"bias": False} if self.affine and self.bias is None else {}
-        return nn.GroupNorm(self.num_groups, num_channels, self.eps, self.affine, device="meta", **options)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"bias": False} if self.affine and self.bias is None else {}
+        return nn.GroupNorm(self.num_groups, num_channels, self.eps, self.affine, device="meta", **options)
 
     def sizes_from_tensors(self) -> Mapping[str, Any]:
         shape = _shape_of(self.weight, self.bias)
@@ -178,7 +178,7 @@ class LazyInstanceNorm1d(_LazyChannels, nn.LazyInstanceNorm1d):
         dtype: of the tensors.
     """
 
-    cls_to_become = nn.InstanceNorm1d  # type: ignore[assignment]
+    cls_to_become = nn.InstanceNorm1d
     unbatched_dims = 2
 
     def __init__(
@@ -196,7 +196,7 @@ class LazyInstanceNorm1d(_LazyChannels, nn.LazyInstanceNorm1d):
 class LazyInstanceNorm2d(_LazyChannels, nn.LazyInstanceNorm2d):
     """As `LazyInstanceNorm1d`, for images."""
 
-    cls_to_become = nn.InstanceNorm2d  # type: ignore[assignment]
+    cls_to_become = nn.InstanceNorm2d
     unbatched_dims = 3
 
     def __init__(
@@ -214,7 +214,7 @@ class LazyInstanceNorm2d(_LazyChannels, nn.LazyInstanceNorm2d):
 class LazyInstanceNorm3d(_LazyChannels, nn.LazyInstanceNorm3d):
     """As `LazyInstanceNorm1d`, for volumes."""
 
-    cls_to_become = nn.InstanceNorm3d  # type: ignore[assignment]
+    cls_to_become = nn.InstanceNorm3d
     unbatched_dims = 4
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-__all__ = ["MaterializedTensor", "MaterializeReport"]
+__all__ = ["MaterializeReport", "MaterializedTensor"]
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,22 @@ class MaterializeReport:
 
     def __str__(self) -> str:
         rows = [
-            (item.name, item.layer, "x".join(map(str, item.shape)) or "scalar", item.dtype, item.device, f"{item.bytes:,}")
+            (
+                item.name,
+                item.layer,
+                "x".join(map(str, item.shape)) or "scalar",
+                item.dtype,
+                item.device,
+                f"{item.bytes:,}",
+            )
             for item in self.items
         ]
         header = ("tensor", "layer", "shape", "dtype", "device", "bytes")
         widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in [header, *rows]
+        ]
         seconds = self.shape_seconds + self.init_seconds
         lines.append(f"{len(self.items)} tensors, {self.bytes:,} bytes, shapes by {self.how}, {seconds:.3f} s")
         lines += [f"never reached by the inputs: {name}" for name in self.unreached]

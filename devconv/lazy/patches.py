@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 
@@ -30,8 +30,8 @@ def lazy_patches() -> tuple[Patch, ...]:
         Patch(LazyModuleMixin, internals.REPLICATE, first_call.refuse_replicas),
         Patch(nn.Module, internals.LOAD, loading.load_one_module),
         Patch(nn.Module, "load_state_dict", loading.load_whole_model),
-        Patch(UninitializedTensorMixin, "__torch_function__", doors.stay_lazy),
-        Patch(UninitializedTensorMixin, "__reduce_ex__", copying.keep_target),
+        Patch(internals.LAZY_MIXIN, "__torch_function__", doors.stay_lazy),
+        Patch(internals.LAZY_MIXIN, "__reduce_ex__", copying.keep_target),
         *(Patch(cls, "__deepcopy__", copying.carry_attributes) for cls in _LAZY_TENSORS),
         *(Patch(cls, "__new__", copying.place_where_loaded) for cls in _LAZY_TENSORS),
         Patch(*internals.safe_globals_of_user(), copying.allow_lazy_classes),
@@ -54,7 +54,9 @@ def _optimizers_that_look() -> list[type]:
 
 def _reparametrizations() -> list[Patch]:
     # The modules are hidden behind functions of the same names.
-    old_weight_norm, old_spectral_norm = (sys.modules[f"torch.nn.utils.{name}"] for name in ("weight_norm", "spectral_norm"))
+    old_weight_norm, old_spectral_norm = (
+        sys.modules[f"torch.nn.utils.{name}"] for name in ("weight_norm", "spectral_norm")
+    )
     return [
         Patch(old_weight_norm.WeightNorm, "apply", refusing.refuse_tensor("weight_norm")),
         Patch(old_spectral_norm.SpectralNorm, "apply", refusing.refuse_tensor("spectral_norm")),

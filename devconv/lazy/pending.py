@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from devconv import torch_internals as internals
 
-__all__ = ["LazyTensor", "is_pending", "lazy_tensors", "pending_modules", "target_of"]
+__all__ = ["LazyTensor", "is_pending", "lazy_tensors", "make_lazy", "pending_modules", "target_of"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,12 @@ def lazy_tensors(model: nn.Module, prefix: str = "") -> Iterator[LazyTensor]:
             for key, tensor in table.items():
                 if tensor is not None and is_lazy(tensor):
                     yield LazyTensor(f"{path}.{key}" if path else key, module, key, tensor)
+
+
+def make_lazy(cls: Any, requires_grad: bool, device: torch.device | str | None, dtype: torch.dtype | None) -> Tensor:
+    """A new lazy tensor of class `cls`, with its target."""
+    made: Tensor = cls(requires_grad, device, dtype)
+    return made
 
 
 def target_of(tensor: Tensor) -> tuple[torch.device, torch.dtype]:

@@ -28,7 +28,7 @@ class _LazyRecurrent(ShapedByInput):
         super().begin(1, *args, **kwargs)
         self.input_size = 0
 
-    def initialize_parameters(self, input: Tensor | PackedSequence, hx: Any = None) -> None:  # type: ignore[override] # noqa: A002
+    def initialize_parameters(self, input: Tensor | PackedSequence, hx: Any = None) -> None: # noqa: A002
         del hx
         if self.input_size == 0:
             if isinstance(input, Tensor) and input.dim() not in (2, 3):
@@ -51,7 +51,7 @@ class _LazyRecurrent(ShapedByInput):
         return {name: getattr(self, name) for name in names}
 
 
-class LazyRNN(_LazyRecurrent, RNN):  # type: ignore[misc]
+class LazyRNN(_LazyRecurrent, RNN):
     """A ``torch.nn.RNN`` whose ``input_size`` is the last dimension of the first input.
 
     Args:
@@ -90,7 +90,7 @@ class LazyRNN(_LazyRecurrent, RNN):  # type: ignore[misc]
         return RNN(input_size, nonlinearity=self.nonlinearity, device="meta", **self._options())
 
 
-class LazyLSTM(_LazyRecurrent, LSTM):  # type: ignore[misc]
+class LazyLSTM(_LazyRecurrent, LSTM):
     """A ``torch.nn.LSTM`` whose ``input_size`` is the last dimension of the first input.
 
     Args:
@@ -127,7 +127,7 @@ class LazyLSTM(_LazyRecurrent, LSTM):  # type: ignore[misc]
         return LSTM(input_size, proj_size=self.proj_size, device="meta", **self._options())
 
 
-class LazyGRU(_LazyRecurrent, GRU):  # type: ignore[misc]
+class LazyGRU(_LazyRecurrent, GRU):
     """A ``torch.nn.GRU`` whose ``input_size`` is the last dimension of the first input.
 
     Args:

@@ -99,7 +99,7 @@ def refuse_tensor(action: str, default: str | None = None) -> Callable[[Any], An
                 module = given[0] if given else kwargs.get("module")
                 name = given[1] if len(given) > 1 else kwargs.get("name", default)
                 tensor = getattr(module, name, None) if isinstance(name, str) else None
-                if isinstance(module, nn.Module) and is_lazy(tensor):
+                if isinstance(module, nn.Module) and isinstance(tensor, Tensor) and is_lazy(tensor):
                     raise UninitializedTensorError([name_in(module, str(name))], action, CURE)
             return function(*args, **kwargs)
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from devconv import torch_internals as internals
 
-from .pending import target_of
+from .pending import make_lazy, target_of
 
 __all__ = ["Shadow", "meta_twin"]
 
@@ -49,7 +49,7 @@ def meta_twin(tensor: Tensor) -> Tensor:
     """`tensor` on meta: shape, strides, dtype, class and attributes, no data and no transfer."""
     twin: Tensor
     if is_lazy(tensor):
-        twin = type(tensor)(tensor.requires_grad, "meta", target_of(tensor)[1])  # type: ignore[call-arg]
+        twin = make_lazy(type(tensor), tensor.requires_grad, "meta", target_of(tensor)[1])
     else:
         plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
         with torch.no_grad():

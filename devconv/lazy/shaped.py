@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from devconv import torch_internals as internals
 
 from .blank import Blank
+from .pending import make_lazy
 
 __all__ = ["ShapedByInput"]
 
@@ -31,13 +32,13 @@ class ShapedByInput(LazyModuleMixin):
     def begin(self, *args: Any, device: Any, dtype: Any, **kwargs: Any) -> None:
         """Construct the torch class with placeholder sizes, then make every parameter lazy."""
         with Blank():
-            super().__init__(*args, device="meta", **kwargs)
+            super().__init__(*args, device="meta", **kwargs)  # type: ignore[misc]
         parameters = internals.parameters_of(self)  # type: ignore[arg-type]
         for key, parameter in list(parameters.items()):
             if parameter is not None:
-                setattr(self, key, UninitializedParameter(parameter.requires_grad, device, dtype))
+                setattr(self, key, make_lazy(UninitializedParameter, parameter.requires_grad, device, dtype))
 
-    def with_sizes(self, **sizes: int) -> nn.Module:
+    def with_sizes(self, **sizes: Any) -> nn.Module:
         """The torch class on meta, as this module is configured, with real sizes."""
         raise NotImplementedError
 
@@ -45,7 +46,7 @@ class ShapedByInput(LazyModuleMixin):
         """Values for `size_names` as far as the tensors that have a shape determine them."""
         raise NotImplementedError
 
-    def take_shapes(self, **sizes: int) -> None:
+    def take_shapes(self, **sizes: Any) -> None:
         """Give every lazy parameter its shape and initial values."""
         with Blank():
             model = self.with_sizes(**sizes)

@@ -149,11 +149,13 @@ class _Following(OnDevice):
         return func(*args, **kwargs)
 
 
-_DEVICE = Tensor.device.__get__
-_KINDS = {Tensor.is_cuda.__get__: "cuda", Tensor.is_cpu.__get__: "cpu", Tensor.is_xla.__get__: "xla"}
-_GETTERS = frozenset(
-    {_DEVICE, *_KINDS, Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.data.__get__, Tensor.is_meta.__get__}
-)
+def _getter(name: str) -> Any:
+    return getattr(Tensor, name).__get__
+
+
+_DEVICE = _getter("device")
+_KINDS = {_getter(f"is_{kind}"): kind for kind in ("cuda", "cpu", "xla")}
+_GETTERS = frozenset({_DEVICE, *_KINDS, *map(_getter, ("shape", "dtype", "data", "is_meta"))})
 _MOVES = frozenset(
     function
     for function in (getattr(Tensor, name, None) for name in ("to", "cuda", "cpu", "xpu", "ipu", "mtia"))
@@ -173,6 +175,8 @@ def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func is not Tensor.to:
         return tensor if tensor.is_meta else meta_twin(tensor)
     other = args[1] if len(args) > 1 else kwargs.get("other")
+    device: torch.device | None
+    dtype: torch.dtype | None
     if isinstance(other, Tensor):
         device, dtype, memory_format = other.device, other.dtype, kwargs.get("memory_format")
     else:

@@ -88,7 +88,7 @@ class _TensorState:
         if self.target is not None and not (is_lazy(tensor) and target_of(tensor) == self.target):
             device, dtype = self.target
             # A swap and not `.data =`: the tensor may have been drawn on the host and be on another kind of device.
-            internals.swap_impl(tensor, self.cls(self.requires_grad, device, dtype))  # type: ignore[call-arg]
+            internals.swap_impl(tensor, self.cls(self.requires_grad, device, dtype))
             tensor.__class__ = self.cls
         elif self.values is not None:
             with torch.no_grad():
