@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -41,6 +41,8 @@ _commits = threading.RLock()
 _running: ContextVar[Commit | str | None] = ContextVar("devconv_conversion", default=None)
 _STOCK = "stock"
 _thread = threading.local()
+
+_TO_ARGUMENTS = (torch.device, torch.dtype, torch.Tensor, int, type(None))
 
 BATCH_BYTES = 64 * 2**20
 """What ``atomic=False`` converts at a time, in bytes."""
@@ -87,8 +89,9 @@ def through_door(
     """A front door of ``nn.Module``, with the flag on."""
     if name == "to":
         asked = kwargs.get("device", args[0] if args else None)
-        if isinstance(asked, str):
-            # A vendor's device has a name that torch can parse only after its library was loaded.
+        if isinstance(asked, str | bool) or not isinstance(asked, _TO_ARGUMENTS):
+            # A vendor's device has a name that torch can parse only after its library was loaded; and torch itself
+            # takes a number for a tensor of its dtype, so that `.to(3.5)` makes a float64 model.
             registry.resolve(asked)
     fn, recurse = capture(stock, args, kwargs)
     if fn is None:
@@ -114,7 +117,9 @@ def run(request: _Request) -> tuple[Report, nn.Module]:
         report = Report(tuple, str(transfer), seconds=time.perf_counter() - started)
         _thread.report = report
         return report, module
-    with _collector_paused(), _commits:
+    # Under inference_mode the new tensors would be inference tensors, and the model could never be trained again.
+    ordinary = torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()
+    with _collector_paused(), _commits, ordinary:
         report, returned = _convert(request, transfer, started)
     _thread.report = report
     _log.debug("%r", report)

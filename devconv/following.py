@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +132,7 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, paramet
     """
     if optimizers is None:
         return []
-    listed = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    listed = list(optimizers) if isinstance(optimizers, list | tuple | set | frozenset | Iterator) else [optimizers]
     for optimizer in listed:
         if not isinstance(optimizer, Optimizer):
             raise OptimizerMismatchError(optimizer, "is no torch.optim.Optimizer")

@@ -194,12 +194,12 @@ class _Planner:
 
     def decide_all(self, entries: Iterable[Entry], device: torch.device | None, transfer: Transfer) -> None:
         """Decide the tensors of a pure transfer: alike ones once, as long as nothing but Python holds them."""
-        memo: dict[tuple[torch.device, torch.dtype, bool], tuple[Decision, list[Entry]]] = {}
+        memo: dict[tuple[torch.device, torch.dtype, bool, bool], tuple[Decision, list[Entry]]] = {}
         cohorts, plain, keep, use_count = self.plan.cohorts, Kind.PLAIN, Route.KEEP, internals.use_count
         for entry in entries:
             tensor = entry.tensor
             if entry.kind is plain:
-                key = (tensor.device, tensor.dtype, entry.parameter)
+                key = (tensor.device, tensor.dtype, entry.parameter, entry.owner is None)
                 known = memo.get(key)
                 if known is not None:
                     decision, cohort = known
@@ -306,9 +306,9 @@ def make_plan(inventory: Inventory, transfer: Transfer, results: dict[int, Tenso
     what = str(transfer) if results is None else "what the function returned"
     plan = Plan(inventory, what)
     planner = _Planner(plan, Flags.current())
-    if inventory.sharded:
+    if inventory.stock:
         plan.stock = True
-        plan.notes.append("the model is sharded by FSDP2, whose conversion is stock torch's own")
+        plan.notes.append(f"passed through to stock torch: {inventory.stock}")
     if results is None:
         planner.decide_all(inventory.entries, transfer.device, transfer)
         if transfer.memory_format is not None or transfer.empty:

@@ -155,8 +155,8 @@ class Inventory:
         """Some tensor has a gradient."""
         self.scripted = False
         """The tree holds a scripted module."""
-        self.sharded = False
-        """The tree holds an FSDP2 module."""
+        self.stock = ""
+        """Why stock torch does the whole conversion right by itself; empty when it does not."""
         self.reducers: list[str] = []
         """Names of the modules that are DistributedDataParallel."""
         self.modules = 0
@@ -246,7 +246,8 @@ def _walk(
         kind = kinds.get(cls)
         if kind is None:
             kind = kinds[cls] = _ModuleKind.of(cls)
-            inventory.sharded |= kind.sharded
+            if kind.sharded:
+                inventory.stock = "the model is sharded by FSDP2"
         overrides = kind.overrides or internals.APPLY in module.__dict__
         if inner is not None and overrides and not (entered and module is inventory.module):
             inner.append(home)
@@ -272,6 +273,8 @@ def _walk(
                 entry.kind = _kind_of(tensor)
                 if entry.kind is lazy:
                     continue
+                if internals.is_fake(tensor):
+                    inventory.stock = "its tensors are fake, and have shapes alone"
             grad = tensor.grad
             if grad is not None:
                 _add_grad(inventory, entry, grad)
