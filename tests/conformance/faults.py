@@ -6,6 +6,7 @@ replaced after the move, a hook lost) is done to the model right after the conve
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
@@ -129,6 +130,10 @@ def sticky(real: Callable[..., Any]) -> Callable[..., Any]:
         return real(*args, **kwargs)
 
     return send
+
+
+def first_term_only(real: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda terms, device: real([group[:1] for group in terms], device)
 
 
 def drawing(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -448,6 +453,26 @@ FAULTS: dict[str, Fault] = {
     ),
     "lazy.the_same_seed_gives_the_same_model_on_every_device": results("send", louder),
     "lazy.a_checkpoint_fills_a_moved_lazy_layer": after(taken_back),
+    "replication.broadcast_gives_every_device_its_own_copies": method(
+        "broadcast", lambda real: lambda tensors, devices: [real(tensors, devices)[0]] * len(devices)
+    ),
+    "replication.accumulate_adds_up_what_several_devices_hold": method("accumulate", first_term_only),
+    "replication.replicas_are_on_their_devices": patched(
+        devconv, "replicate", lambda real: lambda module, devices: [module for _ in devices]
+    ),
+    "replication.replicas_compute_as_the_model": method(
+        "broadcast", lambda real: lambda tensors, devices: [louder(row) for row in real(tensors, devices)]
+    ),
+    "replication.gradients_of_replicas_meet_in_the_original": patched(
+        devconv, "replicate", lambda real: lambda module, devices: real(module, devices, detach=True)
+    ),
+    "replication.host_and_device_train_one_model": results("send", louder),
+    "replication.what_the_first_replica_writes_stays": patched(
+        devconv, "replicate", lambda real: lambda module, devices: real(copy.deepcopy(module), devices)
+    ),
+    "replication.data_parallel_trains_as_one_device": patched(
+        devconv, "DataParallel", lambda real: lambda module, devices: real(copy.deepcopy(module), devices), "cpu"
+    ),
     "rng.a_seed_repeats_the_device": Fault(
         lambda lane, patch, tmp: (
             says(own_rng=True).plant(lane, patch, tmp),
