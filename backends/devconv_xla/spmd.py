@@ -64,7 +64,7 @@ def start() -> SpmdMesh:
 
     Raises:
         MeshTooLateError: a device, or the number of devices, was asked for in this process already. torch_xla would
-            warn and crash with a segmentation fault at a later step.
+            warn, and crash with a segmentation fault at a later step (pytorch/xla#9735, #8973).
     """
     check_pair()
     choose_runtime()

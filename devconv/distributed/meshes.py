@@ -53,8 +53,8 @@ class MeshRole:
         """Mark what is new in the module since the last forward pass, and this pass's inputs."""
         if self._signature is None or signature_of(module, self._managed.skipped) != self._signature:
             self._managed = collect(module, self._ignored)
-            self._mark(module)
-            self._signature = signature_of(module, self._managed.skipped)
+            whole = self._mark(module)
+            self._signature = signature_of(module, self._managed.skipped) if whole else None
         found = tensors_in((args, kwargs))
         inputs = [tensor for tensor in found if tensor.device.type == self._mesh.device_type]
         if found and not inputs:
@@ -69,13 +69,13 @@ class MeshRole:
         """Mark everything again at the next forward pass."""
         self._signature = None
 
-    def _mark(self, module: nn.Module) -> None:
-        # A lazy tensor gets its shape in this very pass; a tensor without a mark is whole everywhere too.
-        tensors = {
-            name: tensor
-            for name, tensor in (*self._managed.parameters.items(), *self._managed.buffers.items())
-            if not is_lazy(tensor)
-        }
+    def _mark(self, module: nn.Module) -> bool:
+        """Mark the module's tensors; False if lazy ones among them have to be marked later.
+
+        A lazy tensor gets its shape in the very pass that begins; without a mark it is whole everywhere too.
+        """
+        everything = {**self._managed.parameters, **self._managed.buffers}
+        tensors = {name: tensor for name, tensor in everything.items() if not is_lazy(tensor)}
         reasons = [
             self._elsewhere(name, tensor)
             for name, tensor in tensors.items()
@@ -84,6 +84,7 @@ class MeshRole:
         if reasons:
             raise ReplicationRefused(reasons)
         self._mesh.replicate([*tensors.values()])
+        return len(tensors) == len(everything)
 
     def _elsewhere(self, name: str, tensor: Tensor) -> Refusal:
         wanted = self._mesh.device_type

@@ -70,6 +70,26 @@ def launch(tmp_path_factory):
     return lambda cases, names, ranks: torchrun(tmp_path_factory.mktemp(cases), cases, names, ranks)
 
 
+@pytest.fixture(scope="session")
+def on_mesh():
+    """``on_mesh(*cases)``: the facts of each case, from one process of its own with four XLA devices."""
+
+    def run(*cases):
+        done = subprocess.run(
+            [sys.executable, str(_HERE / "workers" / "mesh.py"), *cases],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
+            check=False,
+        )
+        line = next((line for line in done.stdout.splitlines() if line.startswith("FACTS")), None)
+        assert line is not None, f"{cases} ended with {done.returncode}:\n{done.stderr[-3000:]}"
+        return json.loads(line.removeprefix("FACTS"))
+
+    return run
+
+
 @pytest.fixture
 def world():
     """A process group of this process alone."""
