@@ -313,7 +313,7 @@ class Commit:
             table[key] = tensor
         for entry, before in reversed(self._done):
             _UNDO[entry.decision.route](entry, before)
-        for entry in self._linked:
+        for entry in [*self._linked, *(entry for entry, _ in self._done)]:
             grad = entry.grad
             if grad is not None and entry.tensor.grad is not grad.tensor:
                 entry.tensor.grad = grad.tensor

@@ -135,7 +135,9 @@ def _convert(request: _Request, transfer: Transfer | None, started: float) -> tu
             results = None if transfer is not None else _ask_all(inventory, request.fn)
             made = make_plan(inventory, transfer or Transfer(), results)
             if made.refusals:
-                raise ConversionRefused(made.refusals)
+                refusals = made.refusals
+                made.release()
+                raise ConversionRefused(refusals)
             if made.stock:
                 return _run_stock(request, made, started)
             if request.atomic or results is not None:
@@ -152,6 +154,7 @@ def _convert(request: _Request, transfer: Transfer | None, started: float) -> tu
                 ghosts=commit.ghosts,
                 notes=made.notes,
             )
+            made.release()
             return report, returned
     finally:
         inventory.release()
@@ -413,6 +416,7 @@ def plan(
         try:
             with _set_aside(inventory):
                 made = make_plan(inventory, transfer)
+                made.settle()
             made.release()
         finally:
             inventory.release()

@@ -37,10 +37,18 @@ def attach(ghost: Tensor, parameter: Tensor) -> None:
                 target.grad = target.grad + arrived
             else:
                 target.grad += arrived
+        if internals.use_count(source) == _UNSAVED:
+            release(source)
         for hook in list((internals.accumulate_hooks(target) or {}).values()):
             hook(target)
 
+    # The gradient that was there went to the parameter; what arrives from now on is to be added to it once.
+    ghost.grad = None
     internals.set_accumulate_hooks(ghost, {0: deliver})
+
+
+_UNSAVED = 2
+"""Uses of a ghost that no saved tensor holds: its Python object and the node that accumulates its gradient."""
 
 
 def release(ghost: Tensor) -> None:

@@ -52,8 +52,8 @@ class Plan(Summary):
     """
 
     def __init__(self, inventory: Inventory, what: str) -> None:
+        super().__init__(tuple)
         self.inventory = inventory
-        super().__init__(lambda: items_of(self.inventory.entries)())
         self.what = what
         self.refusals: list[Refusal] = []
         self.notes: list[str] = []
@@ -69,12 +69,14 @@ class Plan(Summary):
         """Whether any tensor is converted."""
         return bool(self.cohorts)
 
+    def settle(self) -> None:
+        """Make the items, for a plan that is handed out."""
+        self._rows = items_of(self.inventory.entries)
+
     def release(self) -> None:
         """Let go of the module; the items stay."""
-        _ = self.items
         self.inventory = Inventory(nn.Module(), recurse=False)
         self.cohorts = {}
-        self._rows = tuple
 
     def to_json(self) -> str:
         """The plan as a JSON object, with every item."""

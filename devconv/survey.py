@@ -114,6 +114,10 @@ class Entry:
         self.staged = self.grad = self.owner = self.group = None
         del self.tensor
 
+    def new_bytes(self) -> int:
+        """Size of the tensor that will take its place."""
+        return 0 if self.kind is Kind.LAZY else self.tensor.numel() * self.decision.to_dtype.itemsize
+
     @property
     def slots(self) -> list[Slot]:
         """Every place where it stands; none for a gradient."""
@@ -175,7 +179,7 @@ class Inventory:
                 continue
             family = _family(entry)
             taken.update(map(id, family))
-            size = sum(0 if member.kind is Kind.LAZY else member.tensor.nbytes for member in family)
+            size = sum(member.new_bytes() for member in family)
             if batch and held + size > limit:
                 yield batch
                 batch, held = [], 0
@@ -273,8 +277,6 @@ def _walk(
                 entry.kind = _kind_of(tensor)
                 if entry.kind is lazy:
                     continue
-                if internals.is_fake(tensor):
-                    inventory.stock = "its tensors are fake, and have shapes alone"
             grad = tensor.grad
             if grad is not None:
                 _add_grad(inventory, entry, grad)
@@ -331,6 +333,9 @@ def _kind_of(tensor: Tensor) -> Kind:
     cls = type(tensor)
     if internals.is_lazy_class(cls):
         return Kind.LAZY
+    if internals.is_fake(tensor):
+        # What makes it fake lies in its attributes, and FakeTensorMode holds weak references to it.
+        return Kind.CUSTOM
     if internals.is_wrapper(cls):
         return Kind.WRAPPER
     return Kind.CUSTOM if internals.converts_itself(cls) else Kind.PLAIN
