@@ -15,6 +15,7 @@ from torch import nn
 
 from . import conversion, flag
 from . import torch_internals as internals
+from .lazy.patches import lazy_patches
 from .patches import Patch
 
 __all__ = ["get_registry_conversion", "registry_conversion", "set_registry_conversion"]
@@ -35,7 +36,7 @@ def _door(name: str) -> Callable[[Any], Any]:
 
 def _table() -> tuple[Patch, ...]:
     doors = (name for name in internals.DOORS if hasattr(nn.Module, name))
-    return (conversion.APPLY, *(Patch(nn.Module, name, _door(name)) for name in doors))
+    return (conversion.APPLY, *(Patch(nn.Module, name, _door(name)) for name in doors), *lazy_patches())
 
 
 _lock = threading.RLock()
