@@ -19,11 +19,11 @@ from devconv import Backend, Capabilities, UnavailableDeviceError
 
 from .starting import check_pair, choose_runtime, enable_backward
 
-__all__ = ["XlaBackend", "enable_backward"]
+__all__ = ["UNSUPPORTED", "XlaBackend", "enable_backward"]
 
 # The batched calls would store these as signed integers of the same width, without a word; one by one they stay right.
 _UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
-_UNSUPPORTED = frozenset(
+UNSUPPORTED = frozenset(
     {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4, torch.complex32}
     | {torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
 )
@@ -52,7 +52,7 @@ class XlaBackend(Backend):
                 "Set PJRT_DEVICE to a runtime that this machine has, such as CPU, before the program starts.",
             ) from error
         self.capabilities = Capabilities(
-            unsupported_dtypes=_UNSUPPORTED,
+            unsupported_dtypes=UNSUPPORTED,
             strides=False,
             own_rng=True,
             host_memory=os.environ.get("PJRT_DEVICE") == "CPU",

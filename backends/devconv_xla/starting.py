@@ -75,6 +75,11 @@ def enable_backward() -> None:
     """
     if getattr(_thread, "backward_works", False):
         return
+    if torch.is_inference_mode_enabled():
+        # Nothing can be learnt in here, and what is set is undone on the way out. Start the runtime, for the first
+        # backward pass of a thread, and look again at the next move.
+        torch.empty(1, device="xla")
+        return
     if _backward_works():
         _thread.backward_works = True
         return
@@ -98,8 +103,7 @@ def enable_backward() -> None:
 
 
 def _backward_works() -> bool:
-    # A model may be moved inside torch.inference_mode(), where nothing could be learnt.
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.enable_grad():
         probe = torch.ones((), device="xla", requires_grad=True)
         try:
             (probe * 2).backward()
