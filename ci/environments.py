@@ -14,10 +14,11 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from ci.lanes import ROOT, Environment
+from ci.lanes import ENVIRONMENTS, ROOT, Environment
 
 __all__ = ["prepare"]
 
+_SOURCES = (".py", ".toml", ".cpp", ".h")
 _CONSTRAINTS = ROOT / "ci" / "constraints.txt"
 
 # Run by interpreters that may have a torch: prints what devconv has to know to borrow it.
@@ -34,7 +35,7 @@ print(json.dumps({"torch": torch.__version__, "usable": usable, "path": path}))
 
 @dataclass(frozen=True)
 class _Donor:
-    """An interpreter of this machine whose torch sees a device."""
+    """An interpreter whose packages another environment sees: of this machine, or of ``.nox/``."""
 
     python: str
     torch: str
@@ -52,9 +53,13 @@ def prepare(environment: Environment) -> Path:
     """
     folder = ROOT / ".nox" / environment.name
     python = folder / "bin" / "python"
-    donor = _donor(environment) if environment.borrows_torch else None
+    donor = None
+    if environment.base is not None:
+        donor = _base(prepare(ENVIRONMENTS[environment.base]))
+    elif environment.borrows_torch:
+        donor = _installed(environment)
     requirements = _requirements(environment)
-    stamp, wanted = folder / "devconv-stamp", _stamp(requirements, donor)
+    stamp, wanted = folder / "devconv-stamp", _stamp(requirements, environment.projects, donor)
     if stamp.exists() and stamp.read_text() == wanted:
         return python
     print(f"installing {', '.join(environment.packages)} and what the tests need into {folder}", flush=True)
@@ -62,16 +67,20 @@ def prepare(environment: Environment) -> Path:
     _run(donor.python if donor else sys.executable, "-m", "venv", str(folder))
     constraints = ["-c", str(_CONSTRAINTS)]
     if donor is not None:
-        # What the machine has counts as installed, and its own versions win.
-        constraints = []
+        # What is there counts as installed; what a machine has may be of other versions than ours.
+        constraints = constraints if environment.base else []
         (next(folder.glob("lib/python*/site-packages")) / "borrowed.pth").write_text(
             "".join(f"import site; site.addsitedir({entry!r})\n" for entry in donor.path)
         )
-        print(f"borrowing torch {donor.torch} of {donor.python}", flush=True)
+        print(f"with the packages of {donor.python}", flush=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile"]
     _run(*pip, *constraints, *requirements)
-    # Its build requirements are among the test extra, so nothing is fetched for it, on a machine without network too.
-    _run(*pip, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    # Build requirements are installed by now (the test extra has ours), so nothing is fetched for the builds.
+    build = [*pip, "--no-deps", "--no-build-isolation"]
+    if environment.base is None:
+        _run(*build, "-e", str(ROOT))
+    for project in environment.projects:
+        _run(*build, str(ROOT / project))
     stamp.write_text(wanted)
     return python
 
@@ -80,17 +89,30 @@ def _requirements(environment: Environment) -> list[str]:
     """The environment's own pins, and what pyproject.toml asks for with the environment's extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*environment.packages, *project["dependencies"]]
+    asked = [*environment.packages, *(project["dependencies"] if environment.base is None else ())]
     return [*asked, *(requirement for extra in environment.extras for requirement in extras[extra])]
 
 
-def _stamp(requirements: list[str], donor: _Donor | None) -> str:
-    """Changes when a pin, an entry point, an interpreter or the place of the checkout changes."""
-    parts = [sys.version, str(ROOT), (ROOT / "pyproject.toml").read_text(), _CONSTRAINTS.read_text(), *requirements]
+def _stamp(requirements: list[str], projects: tuple[str, ...], donor: _Donor | None) -> str:
+    """Changes when a pin, an entry point, a project, an interpreter or the place of the checkout changes."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packaging = [settings["build-system"], settings["project"], settings["tool"]["hatch"]]
+    parts = [sys.version, str(ROOT), json.dumps(packaging, sort_keys=True), _CONSTRAINTS.read_text(), *requirements]
+    for project in projects:
+        files = sorted(path for path in (ROOT / project).rglob("*") if path.suffix in _SOURCES)
+        parts += [path.read_text() for path in files if "build" not in path.relative_to(ROOT / project).parts]
     return hashlib.sha256("\n".join([*parts, repr(donor)]).encode()).hexdigest()
 
 
-def _donor(environment: Environment) -> _Donor | None:
+def _base(python: Path) -> _Donor:
+    """A shared environment as the donor of another; its stamp says when it has been made anew."""
+    home = python.parent.parent
+    return _Donor(
+        str(python), (home / "devconv-stamp").read_text(), (str(next(home.glob("lib/python*/site-packages"))),)
+    )
+
+
+def _installed(environment: Environment) -> _Donor | None:
     wanted = Requirement(environment.packages[0]).specifier
     # sys.executable is nox's own environment, which seldom has a torch; the one that it was made from often has.
     named = [os.environ.get("DEVCONV_PYTHON"), sys.executable, getattr(sys, "_base_executable", None)]

@@ -28,12 +28,16 @@ class Environment:
         packages: requirements, the torch pin first.
         extras: extras of devconv that are installed with it.
         borrows_torch: take the torch that the machine has already, if it sees a device, before installing one.
+        base: an environment whose packages, torch among them, this one sees and adds to.
+        projects: folders of the repository that are built and installed against the environment's torch.
     """
 
     name: str
     packages: tuple[str, ...]
     extras: tuple[str, ...] = ("test",)
     borrows_torch: bool = False
+    base: str | None = None
+    projects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Lane:
         name: name of the lane, of its nox session, and of the device type that its tests must find.
         environment: name of a row of ``ENVIRONMENTS``.
         variables: environment variables, set before torch is imported; one that is set already wins.
-        tests: paths that are collected.
+        tests: arguments for pytest: what is collected.
         missing: why the lane cannot run on this machine, None if it can.
         default: part of a plain ``nox``.
     """
@@ -64,6 +68,15 @@ def _no_gpu() -> str | None:
     return "no NVIDIA or AMD GPU: none of /dev/nvidiactl, /dev/dxg, /dev/kfd and nvidia-smi is here"
 
 
+def _no_vendor() -> str | None:
+    if not (ROOT / "tests" / "vendor_acme" / "pyproject.toml").exists():
+        return "tests/vendor_acme is not in this checkout"
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler.split()[0]) is None:
+        return f"no C++ compiler: {compiler!r} is not on PATH, and the lane's device is written in C++ (apt: g++)"
+    return None
+
+
 def _no_xla_wheel() -> str | None:
     if sys.platform == "linux":
         return None
@@ -79,6 +92,7 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         Environment("torch-2.13", ("torch==2.13.0",), ("test", "lint", "types")),
         Environment("xla-2.9", ("torch==2.9.1", "torch_xla==2.9.0"), ("xla", "demo", "test")),
         Environment("cuda", ("torch>=2.9",), borrows_torch=True),
+        Environment("acme", ("setuptools>=70.1", "ninja"), (), base="torch-2.13", projects=("tests/vendor_acme",)),
         Environment("newest", ("torch>=2.13",)),
     )
 }
@@ -89,6 +103,14 @@ LANES: Mapping[str, Lane] = {
         Lane("cpu", "torch-2.13", _COMMON),
         Lane("xla", "xla-2.9", {**_COMMON, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}, missing=_no_xla_wheel),
         Lane("cuda", "cuda", _COMMON, missing=_no_gpu),
+        Lane(
+            "acme",
+            "acme",
+            _COMMON,
+            # What needs no foreign device of a vendor runs in the cpu lane, on the same torch.
+            tests=("tests/backends/test_acme.py", "tests/invariants", "-k", "acme"),
+            missing=_no_vendor,
+        ),
         Lane("newest", "newest", _COMMON, default=False),
     )
 }
