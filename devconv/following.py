@@ -84,11 +84,22 @@ def log_moves(moves: list[Move], *, automatic: bool) -> None:
             for number, old in _moves
             if not (old.is_gone() or any(_covers(new, old) for new in moves))
         ]
+        successors = {number: new for move in moves for number, (_, new) in move.successors.items()}
+        if successors:
+            _skip_generation(successors)
         _moves.extend((_number, move) for move in moves)
         if automatic and _hook is None:
             # It stays when the flag's scope ends: the next step may come after that, and would meet state that was
             # left behind.
             _hook = register_optimizer_step_pre_hook(_before_step)
+
+
+def _skip_generation(successors: dict[int, weakref.ref[Tensor]]) -> None:
+    """A parameter that was overwritten before has a new successor: nobody need hold the one in between."""
+    for _, move in _moves:
+        for number, (old, between) in move.successors.items():
+            if (parameter := between()) is not None and id(parameter) in successors:
+                move.successors[number] = old, successors[id(parameter)]
 
 
 def _covers(new: Move, old: Move) -> bool:
@@ -176,23 +187,26 @@ def reconcile(optimizer: Optimizer, notes: list[str] | None = None) -> Callable[
 
 def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
     for group in optimizer.param_groups:
-        left: set[torch.device] = set()
+        moved: list[tuple[Tensor, set[tuple[torch.device, torch.dtype]]]] = []
         for position, parameter in enumerate(group["params"]):
             current, places = _trace(parameter, since)
             if not places:
                 continue
-            left.update(device for device, _ in places)
+            moved.append((current, places))
             if current is not parameter:
                 # After an overwrite: the group's parameter becomes its successor, and takes the state with it.
                 group["params"][position] = current
                 if parameter in optimizer.state:
                     optimizer.state[current] = optimizer.state.pop(parameter)
-            state = optimizer.state.get(current)
+        if not moved:
+            continue
+        # First, since it decides where `step` belongs.
+        _unfuse(optimizer, group, notes)
+        for parameter, places in moved:
+            state = optimizer.state.get(parameter)
             for key, value in list(state.items()) if state else ():
-                state[key] = _carry(value, current, places, group, key)
-        if left:
-            _unfuse(optimizer, group, notes)
-            _carry_options(group, left)
+                state[key] = _carry(value, parameter, places, group, key)
+        _carry_options(group, {device for _, places in moved for device, _ in places})
 
 
 def _trace(parameter: Tensor, since: int) -> tuple[Tensor, set[tuple[torch.device, torch.dtype]]]:
@@ -218,10 +232,6 @@ def _unfuse(optimizer: Optimizer, group: dict[str, Any], notes: list[str]) -> No
     if all(parameter.device.type in supported for parameter in group["params"]):
         return
     group["fused"], group["foreach"] = False, True
-    for parameter in group["params"]:
-        step = optimizer.state.get(parameter, {}).get("step")
-        if isinstance(step, Tensor) and not group.get("capturable"):
-            optimizer.state[parameter]["step"] = step.to("cpu")
     device_type = next(parameter.device.type for parameter in group["params"] if parameter.device.type not in supported)
     note = f"{device_type} has no fused kernels: {type(optimizer).__name__} goes on with foreach=True"
     if note not in notes:

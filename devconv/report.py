@@ -69,8 +69,8 @@ class Summary:
 
     @property
     def ties(self) -> int:
-        """Number of tensors that stand under more than one name."""
-        return sum(len(item.names) > 1 for item in self.items)
+        """Number of tensors that stand under more than one name, gradients not counted."""
+        return sum(len(item.names) > 1 and item.kind != "grad" for item in self.items)
 
 
 class Report(Summary):

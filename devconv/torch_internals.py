@@ -184,19 +184,6 @@ def door_codes() -> dict[CodeType, str]:
     return codes
 
 
-def optimizer_policy(
-    parameter: Tensor, value: Tensor, index: int, groups: list[dict[str, Any]], key: str
-) -> torch.device | None:
-    """Where torch itself puts the state entry `key` of `parameter` when it loads a checkpoint; None: leave it.
-
-    Reason: the rule (``step`` stays on the host unless the group is capturable or fused) is a private method.
-    """
-    from torch.optim import Optimizer
-
-    moved = Optimizer._process_value_according_to_param_policy(parameter, value, index, groups, key)
-    return None if moved is value and value.device != parameter.device else moved.device
-
-
 def fused_device_types() -> list[str]:
     """Device types with fused optimizer kernels. Reason: no public list; a fused step elsewhere is an assertion."""
     from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
@@ -408,7 +395,7 @@ def make_like(tensor: Tensor, data: Tensor) -> Tensor:
 # Replication over a process group: the parts of DistributedDataParallel that its composable forms, torch's own too,
 # have to call.
 
-without_compiler: Callable[..., Any] = torch._disable_dynamo
+without_compiler: Callable[..., Any] = torch._disable_dynamo  # type: ignore[attr-defined]
 """Decorator: ``torch.compile`` runs the function as it is. Reason: the public ``torch.compiler.disable`` imports the
 compiler on the spot, this one on the first call under it."""
 

@@ -1,0 +1,87 @@
+"""Replacing a function and putting its own object back."""
+
+from __future__ import annotations
+
+import functools
+
+from devconv.patches import Patch
+
+
+class Base:
+    def speak(self):
+        return "base"
+
+
+class Child(Base):
+    pass
+
+
+def _louder(original):
+    @functools.wraps(original)
+    def speak(self):
+        return original(self) + "!"
+
+    return speak
+
+
+def test_the_last_release_puts_the_original_s_own_object_back():
+    original = vars(Base)["speak"]
+    patch = Patch(Base, "speak", _louder)
+
+    patch.hold()
+    patch.hold()
+    patch.release()
+    during = Base().speak()
+    patch.release()
+
+    assert during == "base!"
+    assert vars(Base)["speak"] is original
+
+
+def test_an_inherited_attribute_is_inherited_again():
+    patch = Patch(Child, "speak", _louder)
+
+    with patch.held():
+        during = Child().speak(), Base().speak()
+
+    assert during == ("base!", "base")
+    assert "speak" not in vars(Child)
+
+
+def test_a_patch_on_top_of_ours_is_left_alone():
+    original = vars(Base)["speak"]
+    patch = Patch(Base, "speak", _louder)
+    patch.hold()
+    ours = vars(Base)["speak"]
+
+    def theirs(self):
+        return ours(self) + "?"
+
+    Base.speak = theirs
+    try:
+        patch.release()
+        assert vars(Base)["speak"] is theirs
+        assert Base().speak() == "base!?"
+    finally:
+        Base.speak = original
+
+
+def test_a_replacement_that_somebody_wraps_is_not_installed_twice():
+    original = vars(Base)["speak"]
+    patch = Patch(Base, "speak", _louder)
+    patch.hold()
+    ours = vars(Base)["speak"]
+
+    @functools.wraps(ours)
+    def theirs(self):
+        return ours(self)
+
+    Base.speak = theirs
+    try:
+        patch.release()
+        patch.hold()
+        assert vars(Base)["speak"] is theirs
+        assert Base().speak() == "base!"
+    finally:
+        patch.release()
+        Base.speak = original
