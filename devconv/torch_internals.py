@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 swap_impl: Callable[[Tensor, Tensor], None] = torch._C._swap_tensor_impl
 """Exchange the TensorImpls of two tensor objects: data, requires_grad, grad, version counter and C++ hooks; class,
@@ -25,7 +25,7 @@ attributes, slots and weak references stay with the objects.
 
 Reason: ``torch.utils.swap_tensors`` also exchanges what should stay, and refuses weak references and live graphs."""
 
-use_count: Callable[[Tensor], int] = torch.Tensor._use_count
+use_count: Callable[[Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 """C++ references to a tensor's TensorImpl; 1 for a tensor that only Python holds.
 
 Reason: the only way to see that an autograd graph, a view or a reducer holds a parameter."""
@@ -78,7 +78,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
 
 def pre_hooks_of(module: nn.Module) -> dict[int, Callable[..., Any]]:
     """The module's forward pre-hooks. Reason: weight_norm, spectral_norm and pruning keep their state in one."""
-    return cast("dict[int, Callable[..., Any]]", module._forward_pre_hooks)
+    return module._forward_pre_hooks
 
 
 def class_overrides_apply(cls: type[nn.Module]) -> bool:
@@ -96,7 +96,7 @@ def set_backward_hooks(tensor: Tensor, hooks: dict[int, Callable[..., Any]] | No
     """Make `hooks` the dict that autograd reads for `tensor`. None first: setting the same dict twice adds it once."""
     tensor._backward_hooks = None
     if hooks is not None:
-        tensor._backward_hooks = hooks  # type: ignore[assignment]
+        tensor._backward_hooks = hooks
 
 
 def accumulate_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]] | None:
@@ -106,9 +106,9 @@ def accumulate_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]] | None:
 
 def set_accumulate_hooks(tensor: Tensor, hooks: dict[int, Callable[..., Any]] | None) -> None:
     """Make `hooks` the dict that autograd reads for `tensor` after accumulating its gradient."""
-    tensor._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
+    tensor._post_accumulate_grad_hooks = None  # type: ignore[assignment]
     if hooks is not None:
-        tensor._post_accumulate_grad_hooks = hooks  # type: ignore[attr-defined]
+        tensor._post_accumulate_grad_hooks = hooks
 
 
 def has_accumulator(tensor: Tensor) -> bool:

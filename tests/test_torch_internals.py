@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from datetime import timedelta
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -98,7 +98,9 @@ def test_without_linking_them_again_no_hook_fires():
     assert fired == []
 
 
-@pytest.mark.parametrize("door", [name for name in internals.DOORS if name != "share_memory" and hasattr(nn.Module, name)])
+@pytest.mark.parametrize(
+    "door", [name for name in internals.DOORS if name != "share_memory" and hasattr(nn.Module, name)]
+)
 def test_every_door_hands_over_a_function_with_one_known_code_object(door):
     arguments = {"to": ("meta",), "to_empty": (), "type": (torch.float64,)}.get(door, ())
     keywords = {"device": "meta"} if door == "to_empty" else {}

@@ -69,7 +69,7 @@ class BucketedReducer:
 
     @contextmanager
     def _naming_unused(self) -> Iterator[None]:
-        """torch says by number which parameters the last backward pass did not reach."""
+        """Give the parameters that the last backward pass did not reach their names; torch says their numbers."""
         try:
             yield
         except RuntimeError as error:
@@ -133,4 +133,8 @@ def _average(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, AN
     return work.get_future().then(result)
 
 
-_average.__annotations__ = {"state": object, "bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+_average.__annotations__ = {
+    "state": object,
+    "bucket": dist.GradBucket,  # type: ignore[attr-defined]
+    "return": torch.futures.Future[Tensor],
+}

@@ -236,7 +236,7 @@ def _weakly(method: Callable[[int], None]) -> Callable[[int], None]:
 
 
 def _numbered(hook: Callable[[int], None], number: int) -> Callable[[Tensor], None]:
-    def arrived(parameter: Tensor) -> None:
+    def arrived(_: Tensor) -> None:
         hook(number)
 
     return arrived

@@ -1,13 +1,14 @@
-"""`replicate` over gloo with real processes: three launches of torchrun, asked by many tests."""
+"""`replicate` over gloo with real processes: two launches of torchrun, asked by many tests."""
 
 from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 ON_TWO = [
     "trains_as_one_process",
+    "trains_through_the_host",
     "starts_from_rank_0",
     "buffers_follow_rank_0",
     "lazy_module",
@@ -22,6 +23,7 @@ ON_TWO = [
     "sparse_and_bucket_views",
     "modules_differ",
     "a_rank_leaves_the_loop",
+    "a_rank_dies",
 ]
 ON_FOUR = ["trains_as_one_process", "accumulates_without_sync", "two_groups", "modules_differ", "a_rank_stays_away"]
 
@@ -36,17 +38,19 @@ def four(launch):
     return launch("gloo", ON_FOUR, 4)
 
 
-@pytest.fixture(scope="module")
-def dead(launch):
-    return launch("gloo", ["a_rank_dies"], 2)
-
-
 @pytest.mark.parametrize("ranks", ["two", "four"])
 def test_ranks_train_to_what_one_process_trains_to(ranks, request):
     for facts in request.getfixturevalue(ranks).of("trains_as_one_process"):
         assert facts["fell"] > 0.1
         assert facts["loss"] < 1e-6
         assert facts["state"] < 1e-6
+
+
+def test_gradients_that_pass_through_the_host_train_to_the_same(two):
+    for facts in two.of("trains_through_the_host"):
+        assert facts["loss"] < 1e-6
+        assert facts["state"] < 1e-6
+        assert (facts["left"], facts["right"], facts["never"]) == (1, 1, None)
 
 
 def test_parameters_and_buffers_start_as_those_of_rank_0_frozen_ones_too(two):
@@ -148,9 +152,10 @@ def test_a_rank_that_leaves_the_training_loop_ends_the_others_in_bounded_time(tw
     assert 2 < waiting["seconds"] < 20
 
 
-def test_a_rank_that_dies_ends_the_others_at_once_with_a_clear_error(dead):
-    (survivor,) = dead.of("a_rank_dies")
+def test_a_rank_that_dies_ends_the_others_at_once_with_a_clear_error(two):
+    (survivor,) = two.of("a_rank_dies", 0)
+    said = "rank 0 of 2 could not go on with averaging gradients, because another rank did not answer"
     assert "RankLostError" in survivor["text"]
-    assert "rank 0 of 2 could not go on with averaging gradients, because another rank did not answer" in survivor["text"]
+    assert said in survivor["text"]
     assert survivor["seconds"] < 20
-    assert dead.code != 0
+    assert two.code != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [pytest.mark.lane("xla"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lane("xla"), pytest.mark.timeout(400)]
 
 CASES = [
     "torch_does_not_reduce_xla_over_gloo",
