@@ -47,7 +47,9 @@ def by_flag(model: nn.Module, device: torch.device) -> None:
         model.to(device)
 
 
-def measure(name: str, convert: Callable[[nn.Module, torch.device], Any], model: nn.Module, device: torch.device) -> float:
+def measure(
+    name: str, convert: Callable[[nn.Module, torch.device], Any], model: nn.Module, device: torch.device
+) -> float:
     backend = devconv.backend_for(device.type)
     sources = [tensor.detach() for tensor in tensors_of(model)]
     gc.collect()
@@ -86,7 +88,7 @@ def main() -> None:
         random.shuffle(order)
         for name in order:
             taken = measure(name, ways[name], copy.deepcopy(original), device)
-            if number >= 2:  # noqa: PLR2004 - two rounds to warm up
+            if number >= 2:
                 times[name].append(taken)
         for name in random.sample(list(idle), 2):
             gc.collect()
@@ -100,11 +102,14 @@ def main() -> None:
     ours, raw = medians["devconv by the flag"], medians["raw batched send"]
     ratios = {
         "devconv / raw send (wanted: at most 1.4)": ours / raw,
-        "faster stock mode / devconv (wanted: at least 1.2)": min(medians["stock default"], medians["stock swap"]) / ours,
+        "faster stock mode / devconv (wanted: at least 1.2)": min(medians["stock default"], medians["stock swap"])
+        / ours,
         "stock no-op / devconv no-op (wanted: at least 3)": medians["stock no-op"] / medians["devconv no-op"],
     }
     if options.json:
-        print(json.dumps({"device": str(device), "tensors": len(tensors_of(original)), "ms": medians, "ratios": ratios}))
+        print(
+            json.dumps({"device": str(device), "tensors": len(tensors_of(original)), "ms": medians, "ratios": ratios})
+        )
         return
     print(f"{len(tensors_of(original))} tensors, cpu -> {device}, medians of {options.rounds} interleaved rounds, ms")
     for name, value in medians.items():

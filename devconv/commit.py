@@ -84,7 +84,7 @@ class Commit:
 
     def _link(self, entry: Entry) -> None:
         """Make a tensor's gradient the object that it was."""
-        assert entry.grad is not None  # noqa: S101 - asked for by the caller
+        assert entry.grad is not None
         holder, grad = self._replacement(entry), entry.grad.tensor
         if holder.grad is not grad:
             self._linked.append(entry)
@@ -158,7 +158,9 @@ class Commit:
                 new = self._new_parameter(entry)
             else:
                 # What a class's own conversion returns keeps the class that it chose.
-                new = staged if type(staged) is not Tensor or type(tensor) is Tensor else staged.as_subclass(type(tensor))
+                new = (
+                    staged if type(staged) is not Tensor or type(tensor) is Tensor else staged.as_subclass(type(tensor))
+                )
                 if vars(tensor) or type(tensor) is not Tensor:
                     carry_attributes(tensor, new)
             entry.staged = new

@@ -257,8 +257,10 @@ def _run_stock(request: _Request, made: Plan, started: float) -> tuple[Report, n
     token = _running.set(_STOCK)
     try:
         # The module's own _apply, unless it is the one that is running.
-        apply = functools.partial(internals.stock_apply, request.module) if request.entered else getattr(
-            request.module, internals.APPLY
+        apply = (
+            functools.partial(internals.stock_apply, request.module)
+            if request.entered
+            else getattr(request.module, internals.APPLY)
         )
         returned = apply(request.fn) if request.recurse else apply(request.fn, recurse=False)
     finally:
@@ -339,7 +341,7 @@ def _request_to(
         raise TypeError(f"dtype= takes a torch.dtype, got {type(dtype).__qualname__}")
     target = None if device is None else registry.resolve(device)[0]
     fn, _ = capture(internals.stock_to, (target, dtype, non_blocking), {"memory_format": memory_format})
-    assert fn is not None  # noqa: S101 - stock torch's own door
+    assert fn is not None
     return fn
 
 
@@ -408,7 +410,7 @@ def plan(
     """
     fn = _request_to(module, device, dtype, memory_format, non_blocking)
     transfer = recognise(fn)
-    assert transfer is not None  # noqa: S101 - made by torch's own door
+    assert transfer is not None
     if transfer.device is not None:
         transfer = transfer.on(registry.resolve(transfer.device)[0])
     with _collector_paused():

@@ -80,9 +80,7 @@ def log_moves(moves: list[Move], *, automatic: bool) -> None:
         _number += 1
         # A round trip that is made again and again is one entry: what counts is the last time.
         _moves[:] = [
-            (number, old)
-            for number, old in _moves
-            if not (old.is_gone() or any(_covers(new, old) for new in moves))
+            (number, old) for number, old in _moves if not (old.is_gone() or any(_covers(new, old) for new in moves))
         ]
         successors = {number: new for move in moves for number, (_, new) in move.successors.items()}
         if successors:
@@ -111,7 +109,7 @@ def _covers(new: Move, old: Move) -> bool:
     )
 
 
-def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG001
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if _seen.get(optimizer) != _number:
         reconcile(optimizer)
 
@@ -143,7 +141,8 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, paramet
     """
     if optimizers is None:
         return []
-    listed = list(optimizers) if isinstance(optimizers, list | tuple | set | frozenset | Iterator) else [optimizers]
+    several = isinstance(optimizers, list | tuple | set | frozenset | Iterator)
+    listed: list[Any] = list(optimizers) if several else [optimizers]  # type: ignore[arg-type]
     for optimizer in listed:
         if not isinstance(optimizer, Optimizer):
             raise OptimizerMismatchError(optimizer, "is no torch.optim.Optimizer")
@@ -203,8 +202,8 @@ def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
         # First, since it decides where `step` belongs.
         _unfuse(optimizer, group, notes)
         for parameter, places in moved:
-            state = optimizer.state.get(parameter)
-            for key, value in list(state.items()) if state else ():
+            state: dict[str, Any] = optimizer.state.get(parameter, {})
+            for key, value in list(state.items()):
                 state[key] = _carry(value, parameter, places, group, key)
         _carry_options(group, {device for _, places in moved for device, _ in places})
 

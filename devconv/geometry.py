@@ -56,7 +56,9 @@ def span_of(geometries: Iterable[Geometry]) -> tuple[int, int]:
 def scatter(flat: Tensor, values: Tensor, place: Geometry, first: int) -> None:
     """Write a tensor's values to its place in a flat tensor that begins at element `first`; both on the host."""
     # An expanded dimension has one element in storage, and copy_ refuses to write it twice.
-    size = tuple(1 if stride == 0 and extent else extent for extent, stride in zip(place.size, place.stride, strict=True))
+    size = tuple(
+        1 if stride == 0 and extent else extent for extent, stride in zip(place.size, place.stride, strict=True)
+    )
     for dim, extent in enumerate(size):
         values = values.narrow(dim, 0, extent)
     flat.as_strided(size, place.stride, place.offset - first).copy_(values)
@@ -89,7 +91,8 @@ def recall(tensors: list[Tensor]) -> list[Geometry] | None:
     if alive is not None and not alive.expired():
         found = [places.get(internals.impl_of(tensor)) for tensor in tensors]
         if all(
-            place is not None and place.size == tuple(tensor.size()) for place, tensor in zip(found, tensors, strict=True)
+            place is not None and place.size == tuple(tensor.size())
+            for place, tensor in zip(found, tensors, strict=True)
         ):
             return [place for place in found if place is not None]
     if len({(tuple(tensor.size()), tuple(tensor.stride())) for tensor in tensors}) == 1 and _covers(tensors[0]):

@@ -219,7 +219,9 @@ class _Planner:
             if entry.kind is plain and not entry.live:
                 memo[key] = entry.decision, cohort
 
-    def decide(self, entry: Entry, target: torch.device | None, to_dtype: torch.dtype, same_object: bool = False) -> None:
+    def decide(
+        self, entry: Entry, target: torch.device | None, to_dtype: torch.dtype, same_object: bool = False
+    ) -> None:
         """Set the decision of one entry whose target is known."""
         tensor = entry.tensor
         device, dtype = tensor.device, tensor.dtype
@@ -269,9 +271,7 @@ _GRAD_USES = 2
 _works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype], bool] = {}
 
 
-def set_data_works(
-    device: torch.device, dtype: torch.dtype, target: torch.device, to_dtype: torch.dtype
-) -> bool:
+def set_data_works(device: torch.device, dtype: torch.dtype, target: torch.device, to_dtype: torch.dtype) -> bool:
     """Whether ``p.data = new`` carries a strided parameter over, tried once on a scratch parameter.
 
     torch's own predicate is not asked: it can say yes where the assignment fails, and the other way round.
@@ -376,7 +376,9 @@ def _refuse(planner: _Planner, transfer: Transfer, opaque: bool) -> None:
     if plan.stock:
         return
     for decision, cohort in plan.cohorts.items():
-        valueless = decision.device.type == "meta" and decision.target.type != "meta" and not transfer.empty and not opaque
+        valueless = (
+            decision.device.type == "meta" and decision.target.type != "meta" and not transfer.empty and not opaque
+        )
         halved = decision.dtype.is_complex and not decision.to_dtype.is_complex
         lacks = not registry.backend_for(decision.target.type).capabilities.holds(decision.to_dtype)
         if not (valueless or halved or lacks or decision.route is Route.REFUSE):
@@ -459,7 +461,9 @@ def _refuse_views(planner: _Planner) -> None:
             f"something outside the converted module holds a view of it, of shape {tuple(shape)}, that would go stale",
             "Drop the view first, or register it as a buffer of the module.",
         )
-    inside = internals.views_of([entry.tensor for entry in planner.plan.inventory.entries if entry.kind is not Kind.LAZY])
+    inside = internals.views_of(
+        [entry.tensor for entry in planner.plan.inventory.entries if entry.kind is not Kind.LAZY]
+    )
     for key, entry in suspects.items():
         tensor = entry.tensor
         if key in held or key in reduced or key in inside or entry.live or not tensor.requires_grad:
@@ -513,5 +517,6 @@ def _measure(plan: Plan) -> None:
 
 def _shares_memory(source: torch.device, target: torch.device) -> bool:
     return all(
-        device.type == "cpu" or registry.backend_for(device.type).capabilities.host_memory for device in (source, target)
+        device.type == "cpu" or registry.backend_for(device.type).capabilities.host_memory
+        for device in (source, target)
     )

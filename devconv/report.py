@@ -85,7 +85,14 @@ class Report(Summary):
     """
 
     def __init__(
-        self, rows: Rows, what: str, *, seconds: float = 0.0, holders: int = 0, ghosts: int = 0, notes: Sequence[str] = ()
+        self,
+        rows: Rows,
+        what: str,
+        *,
+        seconds: float = 0.0,
+        holders: int = 0,
+        ghosts: int = 0,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__(rows)
         self.what = what
@@ -142,7 +149,7 @@ def size(count: float) -> str:
     ('0 B', '1.5 kB', '90.0 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":  # noqa: PLR2004 - the step between two units
+        if count < 1000 or unit == "GB":
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     raise AssertionError
@@ -153,7 +160,12 @@ SHOWN = 40
 
 
 def render(
-    title: str, summary: Summary, facts: Sequence[str], notes: Sequence[str], refusals: Sequence[Refusal], width: int = 120
+    title: str,
+    summary: Summary,
+    facts: Sequence[str],
+    notes: Sequence[str],
+    refusals: Sequence[Refusal],
+    width: int = 120,
 ) -> str:
     """A table of tensor, route, devices and bytes, with totals below, as plain text.
 

@@ -7,7 +7,7 @@ and are taken apart again on the other side; whatever has its own idea of a conv
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch

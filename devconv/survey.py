@@ -98,7 +98,8 @@ class Entry:
     note: str = ""
     decision: Decision
     """Set by the planner; shared by all entries that are decided alike."""
-    staged: Tensor | None = None
+    staged: Tensor = None  # type: ignore[assignment]
+    """The new tensor; None before staging, and for what stays. After a swap it holds the old TensorImpl."""
     committed: bool = False
     numel: int = 0
     """Elements; 0 until they were counted."""
@@ -111,7 +112,8 @@ class Entry:
 
     def let_go(self) -> None:
         """Drop the new and the old tensor."""
-        self.staged = self.grad = self.owner = self.group = None
+        self.grad = self.owner = self.group = None
+        self.staged = None  # type: ignore[assignment]
         del self.tensor
 
     def new_bytes(self) -> int:

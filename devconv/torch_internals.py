@@ -277,7 +277,7 @@ def uncompiled(module: nn.Module) -> nn.Module:
 
 def forget_compilation(module: nn.Module) -> None:
     """Undo ``module.compile()``, which leaves its work in a private slot."""
-    module._compiled_call_impl = None  # type: ignore[assignment]
+    module._compiled_call_impl = None
 
 
 def reset_attention(module: nn.MultiheadAttention) -> None:
@@ -301,7 +301,7 @@ def rebuild_with_attributes(make: type, arguments: tuple[Any, ...], state: dict[
 
     Reason: torch's own function for it, so that a file can be read without devconv and under ``weights_only``.
     """
-    return torch._tensor._rebuild_from_type_v2, (make, make, arguments, state)  # type: ignore[attr-defined]
+    return torch._tensor._rebuild_from_type_v2, (make, make, arguments, state)
 
 
 def safe_globals_of_user() -> tuple[Any, str]:
@@ -448,7 +448,7 @@ def timeout_of(group: Any) -> timedelta | None:
 try:
     from torch._C._dynamo.guards import dict_version as _dict_version
 except ImportError:  # pragma: no cover - then nothing is cached, and every call builds its replicas anew
-    _dict_version = None
+    _dict_version = None  # type: ignore[assignment]
 
 TABLES = ("_parameters", "_buffers", "_modules")
 """Where a module keeps what is registered with it, in the order of `tables_of`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from torch import nn
 
 import devconv
 
-Pair = namedtuple("Pair", "left right")
+
+class Pair(NamedTuple):
+    left: object
+    right: object
 
 
 @dataclasses.dataclass
@@ -30,9 +34,7 @@ class Batch:
         pytest.param(lambda: OrderedDict(x=torch.ones(2)), lambda v: v["x"], id="ordered-dict"),
         pytest.param(lambda: Pair(torch.ones(2), None), lambda v: v.left, id="named-tuple"),
         pytest.param(lambda: Batch(torch.ones(2), "n"), lambda v: v.x, id="dataclass"),
-        pytest.param(
-            lambda: nn.utils.rnn.pack_sequence([torch.ones(2, 1)]), lambda v: v.data, id="packed-sequence"
-        ),
+        pytest.param(lambda: nn.utils.rnn.pack_sequence([torch.ones(2, 1)]), lambda v: v.data, id="packed-sequence"),
     ],
 )
 def test_the_structure_stays_and_the_tensors_move(value, pick):

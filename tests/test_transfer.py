@@ -73,7 +73,9 @@ def test_to_empty_keeps_its_recurse():
     ("fn", "expected"),
     [
         pytest.param(lambda t: t.to(META), Transfer(META, casts="all"), id="to"),
-        pytest.param(lambda t: t.to("cpu", torch.float64), Transfer(torch.device("cpu"), torch.float64, "all"), id="both"),
+        pytest.param(
+            lambda t: t.to("cpu", torch.float64), Transfer(torch.device("cpu"), torch.float64, "all"), id="both"
+        ),
         pytest.param(lambda t: t.to(dtype=torch.float16), Transfer(None, torch.float16, "all"), id="keyword"),
         pytest.param(lambda t: t.half(), Transfer(None, torch.float16, "all"), id="half"),
         pytest.param(lambda t: t.cpu(), Transfer(torch.device("cpu")), id="cpu"),

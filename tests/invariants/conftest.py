@@ -1,7 +1,8 @@
 """Runs every promise for every conversion of the lane, through both doors; or against stock torch, for the record.
 
 ``DEVCONV_PROMISES_MODE`` picks the modes (default: devconv's two doors). With ``DEVCONV_PROMISES_FILE`` each outcome is
-written there as a line of JSON; `nox -s promises` sets both and turns the lines into docs/promises.md.
+written there as a line of JSON, and tests that have one there are not run again; `nox -s promises` sets both and turns
+the lines into docs/promises.md.
 """
 
 from __future__ import annotations
@@ -44,6 +45,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if RECORD is None:
+        return
+    with open(RECORD, encoding="utf-8") as file:
+        done = {(line["test"], line["case"]) for line in map(json.loads, file)}
+    # Tests that do not go by `move` say nothing about stock torch.
+    ours = [item for item in items if _is_counted(item) and (item.originalname, item.callspec.id) not in done]  # type: ignore[attr-defined]
+    config.hook.pytest_deselected(items=[item for item in items if item not in ours])
+    items[:] = ours
+
+
+def _is_counted(item: pytest.Item) -> bool:
+    return hasattr(item, "callspec") and isinstance(item.callspec.params.get("move"), tuple)
+
+
 @pytest.fixture
 def move(request: pytest.FixtureRequest) -> Iterator[Move]:
     conversion: Conversion
@@ -83,7 +99,7 @@ def _outcome(item: pytest.Item, call: pytest.CallInfo[None]) -> str:
 
 def _record(item: pytest.Item, outcome: str) -> None:
     """One line per test; the last line of a test counts, so one that kills the process stays "crashed"."""
-    if RECORD is None or not hasattr(item, "callspec") or "move" not in item.callspec.params:
+    if RECORD is None or not _is_counted(item):
         return
     conversion, mode = item.callspec.params["move"]
     line = {
