@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ class AcmeBackend(Backend):
     """Backend for ``acme``. It says nothing of its kind, which can be switched: devconv finds out."""
 
     device_type = "acme"
+    api_version = 1
     _acme: Any
 
     def load(self) -> None:
@@ -33,6 +36,7 @@ class AcmeBackend(Backend):
             unsupported_dtypes=frozenset({torch.float64, torch.complex128}) if self.lacks_float64() else frozenset(),
             host_memory=True,
         )
+        _enable_backward(self.device_count())
 
     def lacks_float64(self) -> bool:
         """Whether the device refuses 64-bit floats now."""
@@ -79,12 +83,39 @@ class AcmeBackend(Backend):
         copies: list[Tensor] = self._acme.copy_list(list(tensors), device, list(dtypes or ()))
         return copies
 
+    def scope(self, device: torch.device) -> AbstractContextManager[object]:
+        scope: AbstractContextManager[object] = torch.acme.device(device.index)  # type: ignore[attr-defined]
+        return scope
+
     def synchronize(self, device: torch.device | None = None) -> None:
         """The device works synchronously."""
 
     def free_memory(self, device: torch.device) -> int | None:
         free, _ = torch.acme.mem_get_info(device)  # type: ignore[attr-defined]
         return int(free)
+
+
+_thread = threading.local()
+
+
+def _enable_backward(count: int) -> None:
+    """Let the calling thread go backward through acme tensors, whenever the library was loaded.
+
+    Autograd makes one thread for each device at the first backward pass of the process. If that was before this device
+    was known, it has none for it, and a backward pass fails with an internal assertion; without autograd's threads, it
+    works.
+    """
+    if getattr(_thread, "enabled", False):
+        return
+    with torch.enable_grad():
+        probe = torch.ones((), device=f"acme:{count - 1}", requires_grad=True)
+        try:
+            (probe * 2).backward()
+        except RuntimeError as error:
+            if "device_ready_queues_" not in str(error):
+                raise
+            torch.autograd.set_multithreading_enabled(False)
+    _thread.enabled = True
 
 
 def claiming(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _C
 
+_initialized = True  # torch.utils.checkpoint asks, before it keeps the generators' states
 _forked = False
 
 
