@@ -134,7 +134,7 @@ def record(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[st
     """Everything that must be the same after a conversion that failed, by name."""
     found: dict[str, Any] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        found[f"{prefix} dict"] = [(key, id(value)) for key, value in vars(module).items()]
+        found[f"{prefix} dict"] = sorted((key, id(value)) for key, value in vars(module).items())
         for table in ("_parameters", "_buffers"):
             slots = getattr(module, table)
             found[f"{prefix} {table}"] = [(key, id(value)) for key, value in slots.items()]

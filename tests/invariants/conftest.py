@@ -16,14 +16,27 @@ import pytest
 from torch import nn
 
 import devconv
-from tests.moves import CONVERSIONS, DEVCONV_MODES, STOCK_APPLY, Conversion, Move
+from tests.moves import CONVERSIONS, DEVCONV_MODES, STOCK_APPLY, Conversion, Move, device_is_here
 
-MODES = tuple(os.environ.get("DEVCONV_PROMISES_MODE", ",".join(DEVCONV_MODES)).split(","))
+MODES = tuple(filter(None, os.environ.get("DEVCONV_PROMISES_MODE", "").split(",")))
 RECORD = os.environ.get("DEVCONV_PROMISES_FILE")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "conversions(where): run a promise for the conversions that `where` picks")
+
+
+def modes_of(conversion: Conversion) -> tuple[str, ...]:
+    """The modes that a conversion is tried in.
+
+    Both doors lead to one driver. Where XLA compiles, or compiled once already, each conversion but the most important
+    one takes one door, in turn: that keeps the lane to minutes. ``DEVCONV_PROMISES_MODE=flag,convert`` takes all.
+    """
+    if MODES:
+        return MODES
+    if not device_is_here("xla") or conversion.name == "cpu-xla:0":
+        return DEVCONV_MODES
+    return (DEVCONV_MODES[CONVERSIONS.index(conversion) % 2],)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,7 +48,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         [
             pytest.param((conversion, mode), id=f"{conversion.name}-{mode}")
             for conversion in CONVERSIONS
-            for mode in MODES
+            for mode in modes_of(conversion)
             if conversion.available
             and all(where(conversion) for where in chosen)
             # torch's two future flags are devconv's routes on one side and modes of their own on the other.
