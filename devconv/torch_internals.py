@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from operator import attrgetter
 from types import CodeType
 from typing import Any, cast
 
@@ -507,3 +508,11 @@ def is_scripted(module: nn.Module) -> bool:
 def writes_of(tensors: list[Tensor]) -> list[int]:
     """How often each tensor was written in place, as far as autograd knows. Reason: the version counter is private."""
     return [tensor._version for tensor in tensors]
+
+
+_impl = attrgetter("_cdata")
+
+
+def impls_of(tensors: list[Tensor]) -> list[int]:
+    """`impl_of` for a list, without a Python loop. Reason: asked for every parameter before every forward pass."""
+    return list(map(_impl, tensors))

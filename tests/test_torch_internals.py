@@ -327,3 +327,8 @@ def test_a_function_can_be_kept_from_the_compiler():
     torch.compile(function, backend="eager")(torch.ones(1))
 
     assert seen == [False]
+
+
+def test_the_impls_of_a_list_are_those_of_its_tensors():
+    tensors = [torch.ones(1), torch.zeros(2)]
+    assert internals.impls_of(tensors) == [internals.impl_of(tensor) for tensor in tensors]

@@ -64,8 +64,8 @@ class BucketedReducer:
         return output
 
     def hold(self) -> None:
-        # torch's reducer averages only after `before` and `after`.
-        self._ddp.require_forward_param_sync = False
+        # Nothing to tell: torch's reducer averages only what follows its own two calls.
+        return
 
     @contextmanager
     def _naming_unused(self) -> Iterator[None]:

@@ -8,8 +8,11 @@ it, so that every gradient is averaged once.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from devconv import torch_internals as internals
 from devconv.errors import Refusal, ReplicationRefused
 
-__all__ = ["MARK", "Managed", "Signature", "collect", "manager_of", "signature_of"]
+__all__ = ["MARK", "Managed", "Signature", "collect", "manager_of", "signature_of", "warn_of_early_hooks"]
 
 MARK = "_devconv_replication"
 """The key in a replicated module's ``__dict__`` under which its state hangs."""
@@ -113,6 +116,13 @@ def _refusal(name: str, tensor: Tensor, home: torch.device) -> Refusal | None:
             "it is a DTensor, so another API manages it already",
             "Replicate over a DeviceMesh with that API, or name its module in ignored_modules.",
         )
+    if hasattr(tensor, "_in_backward_optimizers"):
+        return Refusal(
+            name,
+            str(tensor.device),
+            "its optimizer steps during the backward pass, before gradients are averaged",
+            "Use an ordinary optimizer for it, or DistributedDataParallel, which knows such optimizers.",
+        )
     if tensor.device.type != home.type:
         return Refusal(
             name,
@@ -121,6 +131,24 @@ def _refusal(name: str, tensor: Tensor, home: torch.device) -> Refusal | None:
             f'Move the whole module with devconv.convert(module, "{home.type}"), or name its module in ignored_modules.',
         )
     return None
+
+
+def warn_of_early_hooks(managed: Managed) -> None:
+    """Say which parameters have hooks that see this rank's gradient before it is averaged."""
+    early = [
+        name
+        for name, parameter in managed.parameters.items()
+        if parameter.requires_grad and internals.accumulate_hooks(parameter)
+    ]
+    if early:
+        more = f" and {len(early) - 3} more" if len(early) > 3 else ""
+        warnings.warn(
+            f"{', '.join(early[:3])}{more}: hooks from register_post_accumulate_grad_hook() run before gradients are "
+            f"averaged. One that only looks is fine; one that steps an optimizer makes the ranks drift apart: step "
+            f"after backward() instead.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def manager_of(module: nn.Module) -> str | None:
@@ -187,33 +215,45 @@ def _walk(module: nn.Module, skipped: set[int]) -> Iterator[tuple[str, nn.Module
         stack += [(dot + name, child) for name, child in reversed(children) if child is not None]
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """The identity of every kept parameter: object, TensorImpl, where it is, and whether it is trained."""
 
-    objects: tuple[int, ...]
-    impls: tuple[int, ...]
-    places: tuple[tuple[torch.device, torch.dtype, bool], ...]
+    objects: list[int]
+    impls: list[int]
+    devices: list[torch.device]
+    dtypes: list[torch.dtype]
+    trained: list[bool]
+
+
+_device, _dtype, _trained = attrgetter("device"), attrgetter("dtype"), attrgetter("requires_grad")
 
 
 def signature_of(module: nn.Module, skipped: set[int]) -> Signature:
     """What changes when a parameter is replaced, swapped, moved, cast, frozen, added or taken away.
 
-    Looked at before every forward pass, so it walks without names.
+    Looked at before every forward pass, so it walks without names, and leaves the loops over tensors to C.
     """
+    parameters_of, children_of = internals.parameters_of, internals.children_of
     found: list[Tensor] = []
     seen: set[int] = set()
-    stack = [module]
+    stack: list[nn.Module | None] = [module]
     while stack:
         current = stack.pop()
         key = id(current)
-        if key in seen or key in skipped:
+        if current is None or key in seen or key in skipped:
             continue
         seen.add(key)
-        found += [tensor for tensor in internals.parameters_of(current).values() if tensor is not None]
-        stack += [child for child in internals.children_of(current).values() if child is not None]
+        own = parameters_of(current)
+        if own:
+            found += [tensor for tensor in own.values() if tensor is not None]
+        children = children_of(current)
+        if children:
+            stack += children.values()
+    # Lists and no tuples: a container for each tensor would set Python's cyclic collector going.
     return Signature(
-        tuple(map(id, found)),
-        tuple(map(internals.impl_of, found)),
-        tuple([(tensor.device, tensor.dtype, tensor.requires_grad) for tensor in found]),
+        list(map(id, found)),
+        internals.impls_of(found),
+        list(map(_device, found)),
+        list(map(_dtype, found)),
+        list(map(_trained, found)),
     )

@@ -50,7 +50,7 @@ class HostReducer:
         self._arrived: set[int] = set()
         self._queued = False
         self._armed = False
-        self._synced = True
+        self._stale = True
         with answered("the broadcast of parameters and buffers from rank 0", self._rank, self._size):
             self._broadcast([*managed.parameters.values(), *managed.buffers.values()])
         hook = _weakly(self._arrive)
@@ -63,13 +63,14 @@ class HostReducer:
         # A backward pass that failed leaves these as they were.
         self._arrived.clear()
         self._queued = False
-        if self._synced and self._options.broadcast_buffers:
+        if self._stale and self._options.broadcast_buffers:
             module = self._module()
             assert module is not None
             # Looked up afresh: a forward pass may have put a new tensor in a buffer's place.
             with answered("preparing a forward pass", self._rank, self._size):
                 self._broadcast(self._managed.buffers_now(module))
-        self._synced = torch.is_grad_enabled()
+        # Evaluation changes no buffers, so a row of such passes needs one broadcast.
+        self._stale = torch.is_grad_enabled()
         self._armed = self._armed or torch.is_grad_enabled()
 
     def after(self, output: Any) -> Any:
@@ -78,7 +79,6 @@ class HostReducer:
         return output
 
     def hold(self) -> None:
-        self._synced = False
         # The backward pass of an earlier forward pass may still come, and is averaged.
         self._armed = self._flight.in_air
 

@@ -23,7 +23,7 @@ from devconv.errors import (
 
 from .agreement import agree
 from .bucketed import BucketedReducer
-from .collecting import MARK, Managed, Signature, collect, manager_of, signature_of
+from .collecting import MARK, Managed, Signature, collect, manager_of, signature_of, warn_of_early_hooks
 from .contract import unchanged
 from .groups import Group, check_group, reduces_on_device
 from .hosted import HostReducer
@@ -265,6 +265,7 @@ class GroupRole:
         self._materialize(module, args, kwargs)
         managed = collect(module, self._ignored)
         device = managed.check(module)
+        warn_of_early_hooks(managed)
         kind = BucketedReducer if reduces_on_device(device.type, self._group) else HostReducer
         agree(managed, f"{kind.__name__}, {self._options}", self._group)
         with unchanged(module):

@@ -287,6 +287,22 @@ def test_a_half_moved_module_is_refused_by_name_before_anything_runs(world):
         model(torch.ones(1, 2))
 
 
+def test_an_optimizer_that_torch_put_into_the_backward_pass_is_refused_by_name(world):
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model = nn.Linear(2, 1)
+    _apply_optimizer_in_backward(torch.optim.SGD, [model.weight], {"lr": 0.1})
+    with pytest.raises(devconv.ReplicationRefused, match=r"weight \(cpu\): its optimizer steps during"):
+        replicate(model)(torch.ones(1, 2))
+
+
+def test_a_hook_that_sees_gradients_before_they_are_averaged_is_warned_of(world):
+    model = nn.Linear(2, 1)
+    model.bias.register_post_accumulate_grad_hook(lambda bias: None)
+    with pytest.warns(RuntimeWarning, match="bias: hooks from register_post_accumulate_grad_hook"):
+        replicate(model)(torch.ones(1, 2))
+
+
 def test_a_module_that_trains_nothing_is_refused(world):
     model = replicate(nn.Linear(1, 1).requires_grad_(False))
     with pytest.raises(devconv.ReplicationRefused, match="nothing to average"):

@@ -122,6 +122,9 @@ def buffers_follow_rank_0(rank, size):
     model = replicate(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
     for _ in range(3):
         model(torch.randn(8, 3) + rank).sum().backward()
+    # Passes of no_sync leave them apart, the next one brings them together.
+    with no_sync(model):
+        model(torch.randn(8, 3) + rank).sum().backward()
     apart = different_ranks(model[1].running_mean)
     mine = model[1].running_mean.clone()
     model.eval()(torch.ones(2, 3))
