@@ -8,6 +8,7 @@ extension in torch 2.9, and one process can name it once, which a vendor's own l
 
 from __future__ import annotations
 
+import sys
 from typing import ClassVar
 
 import torch
@@ -48,6 +49,11 @@ class _StandIn(Backend):
     capabilities = Capabilities(strides=False, host_memory=True)
 
     def load(self) -> None:
+        if "torch_xla" in sys.modules:
+            # torch has one place for a lazy backend, and a process that uses both dies by a segmentation fault.
+            raise UnavailableDeviceError(
+                STAND_IN, "this process has torch_xla, which takes its place", "Use the stand-in in another process."
+            )
         if not start_lazy_device():
             raise UnavailableDeviceError(
                 STAND_IN,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from torch import Tensor, nn
 
 import devconv
 from devconv.conformance import Lane
+
+SECOND = "acme" if find_spec("torch_acme") else "xla"
+"""For checks that need two devices, which the stand-in is not."""
 
 Plant = Callable[[Lane, pytest.MonkeyPatch, Path], Any]
 
@@ -130,6 +134,16 @@ def sticky(real: Callable[..., Any]) -> Callable[..., Any]:
         return real(*args, **kwargs)
 
     return send
+
+
+def by_device(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Groups a mixed batch by device, and forgets to put the results back in order."""
+    return lambda tensors, **kwargs: real(sorted(tensors, key=lambda tensor: str(tensor.device)), **kwargs)
+
+
+def staying(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Copies to where the first tensor is."""
+    return lambda tensors, device, **kwargs: real(tensors, tensors[0].device if tensors else device, **kwargs)
 
 
 def first_term_only(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -357,10 +371,12 @@ FAULTS: dict[str, Fault] = {
     "moves.send_and_fetch_carry_no_graph": results("send", requiring_grad),
     "moves.an_empty_batch_is_allowed": method("fetch", first_first),
     "moves.fetch_keeps_numbers_and_order": results("fetch", lambda back: back[:-1]),
+    "moves.fetch_takes_several_devices_at_once": method("fetch", by_device, SECOND),
     "moves.fetch_makes_copies": method("fetch", lambda real: lambda tensors, **kwargs: [*tensors]),
     "moves.fetch_casts_as_asked": without("fetch", "dtypes"),
     "moves.copy_makes_copies": method("copy", lambda real: lambda tensors, device, **kwargs: [*tensors]),
     "moves.copy_casts_on_the_device": without("copy", "dtypes"),
+    "moves.copy_reaches_the_other_device": method("copy", staying, SECOND),
     "moves.a_source_may_be_dropped_after_a_non_blocking_send": method("send", too_late),
     "moves.strides_survive": results("send", lambda there: [tensor.contiguous() for tensor in there], "cpu"),
     "moves.a_model_arrives_with_its_numbers": results("send", louder),
@@ -374,6 +390,7 @@ FAULTS: dict[str, Fault] = {
         lambda lane, patch, tmp: patch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
     ),
     "moves.nested_inputs_arrive": results("send", louder),
+    "moves.a_model_spread_over_devices_comes_together": method("copy", staying, SECOND),
     "moves.a_meta_model_gets_storage": patched(torch, "empty_like", lambda real: lambda *a, **k: real(a[0], **k).cpu()),
     "identity.parameters_stay_the_same_objects": after(replaced),
     "identity.attributes_stay_on_parameters": after(each_parameter(lambda m, n, parameter: parameter.__dict__.clear())),
