@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -322,13 +323,22 @@ class Commit:
 
     def finish(self) -> None:
         """Past the point of no return: let go of the old tensors, and of what spent graphs need not keep."""
+        self._slots.clear()
         if self.ghosts:
             for entry, _ in self._done:
-                # Not after an overwrite: the old object is still somebody's parameter.
-                if entry.spent and entry.decision.route is Route.SWAP and entry.staged is not None:
+                if not entry.spent or entry.staged is None:
+                    continue
+                if entry.decision.route is Route.SWAP:
                     ghost.release(entry.staged)
-        for journal in (self._done, self._slots, self._linked, self._undos, self._entered, self._attributes):
+                elif sys.getrefcount(entry.tensor) == _OURS:
+                    # Overwritten, and nobody else's any more: an optimizer or a list may still use the old object.
+                    ghost.release(entry.tensor)
+        for journal in (self._done, self._linked, self._undos, self._entered, self._attributes):
             journal.clear()
+
+
+_OURS = 2
+"""References to an entry's tensor that are the entry's and the call's own."""
 
 
 def _relink(tensor: Tensor) -> None:

@@ -27,7 +27,7 @@ from .planning import Plan, cohorts_of, decide_result, items_of, make_plan, sett
 from .policy import Route
 from .report import Report
 from .staging import ask, stage
-from .survey import Inventory, survey
+from .survey import Entry, Inventory, Kind, survey
 from .transfer import Transfer, capture, recognise
 
 __all__ = ["APPLY", "convert", "last_report", "move", "plan", "prepare", "running", "through_door"]
@@ -132,16 +132,18 @@ def _convert(request: _Request, transfer: Transfer | None, started: float) -> tu
         with _set_aside(inventory) as derived:
             # Left by a forward under autocast; a TensorImpl that they point to weakly cannot be swapped.
             torch.clear_autocast_cache()
-            results = None if transfer is not None else _ask_all(inventory, request.fn)
-            made = make_plan(inventory, transfer or Transfer(), results)
+            opaque = transfer is None
+            asked = inventory.entries if opaque else [entry for entry in inventory.entries if _knows_better(entry)]
+            results = _ask(asked, request.fn)
+            made = make_plan(inventory, transfer or Transfer(), results, opaque=opaque)
             if made.refusals:
                 refusals = made.refusals
                 made.release()
                 raise ConversionRefused(refusals)
             if made.stock:
                 return _run_stock(request, made, started)
-            if request.atomic or results is not None:
-                if results is None and transfer is not None:
+            if request.atomic or opaque:
+                if transfer is not None:
                     stage(made.cohorts, transfer, request.fn)
                 commit, returned = _commit(request, made, derived)
             else:
@@ -160,11 +162,16 @@ def _convert(request: _Request, transfer: Transfer | None, started: float) -> tu
         inventory.release()
 
 
-def _ask_all(inventory: Inventory, fn: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
-    """An opaque function's answer for every distinct tensor, before anything is committed."""
+def _knows_better(entry: Entry) -> bool:
+    """Whether only the tensor's class can tell what a conversion is to it, and whether there is anything to do."""
+    return entry.kind is Kind.WRAPPER or (entry.kind is Kind.CUSTOM and internals.converts_itself(type(entry.tensor)))
+
+
+def _ask(entries: Iterable[Entry], fn: Callable[[Tensor], Tensor]) -> dict[int, Tensor]:
+    """The function's own answer for every one of the tensors, by its id, before anything is committed."""
     results: dict[int, Tensor] = {}
     with torch.no_grad():
-        for entry in inventory.entries:
+        for entry in entries:
             result = ask(entry.tensor, fn)
             if not isinstance(result, Tensor):
                 raise TypeError(f"the function returned a {type(result).__qualname__} for {entry.name}, not a tensor")
@@ -285,9 +292,14 @@ class _Derived:
     make: Callable[[], Tensor]
 
     def derive(self, commit: Commit) -> None:
-        """Derive it afresh from the converted parameters."""
-        with torch.set_grad_enabled(self.value.requires_grad):
-            commit.set_attribute(self.module, self.name, self.make())
+        """Derive it afresh from the converted parameters, or convert what was not derived from them yet."""
+        if self.value.requires_grad:
+            with torch.enable_grad():
+                value = self.make()
+        else:
+            with torch.no_grad():
+                value = commit.fn(self.value)
+        commit.set_attribute(self.module, self.name, value)
 
 
 @contextmanager

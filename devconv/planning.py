@@ -142,6 +142,9 @@ def _place(device: torch.device, dtype: torch.dtype) -> str:
     return f"{device} {str(dtype).removeprefix('torch.')}"
 
 
+_ORDINARY = (Tensor, nn.Parameter)
+
+
 def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bool = False) -> bool:
     """Whether a transfer has nothing to do anywhere in the module.
 
@@ -169,6 +172,9 @@ def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bo
             for tensor in table.values():
                 if tensor is None:
                     continue
+                if type(tensor) not in _ORDINARY and internals.converts_itself(type(tensor)):
+                    # Only its own conversion knows.
+                    return False
                 if device is not None and tensor.device != device:
                     return False
                 if transfer.dtype is not None and dtype_for(tensor.dtype) is not tensor.dtype:
@@ -250,7 +256,8 @@ class _Planner:
         """Find out what besides Python holds a parameter."""
         tensor = entry.tensor
         extra = internals.use_count(tensor) - (1 if entry.owner is None else _GRAD_USES)
-        if extra <= 0:
+        if extra <= 0 or entry.script:
+            # TorchScript holds its own tensors, and those are updated in place or refused.
             return
         if tensor.is_leaf and tensor.requires_grad and internals.has_accumulator(tensor):
             entry.spent = extra == 1
@@ -297,37 +304,43 @@ def set_data_works(device: torch.device, dtype: torch.dtype, target: torch.devic
     return known
 
 
-def make_plan(inventory: Inventory, transfer: Transfer, results: dict[int, Tensor] | None = None) -> Plan:
+def make_plan(
+    inventory: Inventory, transfer: Transfer, results: dict[int, Tensor] | None = None, *, opaque: bool = False
+) -> Plan:
     """Decide the route of every tensor, and refuse what has to be refused.
 
     Args:
         inventory: what the module holds.
-        transfer: the conversion, its device resolved; ignored for tensors that have a result.
-        results: for a function that is no pure transfer: what it returned for each tensor, by the tensor's id.
+        transfer: the conversion, its device resolved; says nothing about tensors that have a result.
+        results: what the function returned for the tensors that were asked already, by the tensor's id.
+        opaque: the function is no pure transfer, so that every tensor was asked.
     """
-    what = str(transfer) if results is None else "what the function returned"
+    results = results or {}
+    what = "what the function returned" if opaque else str(transfer)
     plan = Plan(inventory, what)
     planner = _Planner(plan, Flags.current())
     if inventory.stock:
         plan.stock = True
         plan.notes.append(f"passed through to stock torch: {inventory.stock}")
-    if results is None:
+    if not opaque:
         planner.decide_all(inventory.entries, transfer.device, transfer)
-        if transfer.memory_format is not None or transfer.empty:
-            for entry in inventory.entries:
-                if entry.decision.route is Route.KEEP:
-                    _reopen(planner, entry, transfer)
-            plan.cohorts = cohorts_of(inventory.entries)
-    else:
-        for entry in inventory.entries:
-            result = results.get(id(entry.tensor), entry.tensor)
+    revised = opaque or bool(results)
+    for entry in inventory.entries if results else ():
+        result = results.get(id(entry.tensor))
+        if result is not None:
             planner.decide(entry, result.device, result.dtype, same_object=result is entry.tensor)
             if result is not entry.tensor and entry.decision.route is Route.KEEP:
                 _reopen(planner, entry, None)
+    if transfer.memory_format is not None or transfer.empty:
+        revised = True
+        for entry in inventory.entries:
+            if entry.decision.route is Route.KEEP and id(entry.tensor) not in results:
+                _reopen(planner, entry, transfer)
+    if revised:
         plan.cohorts = cohorts_of(inventory.entries)
     for decision in [decision for decision in plan.cohorts if decision.route is Route.KEEP]:
         del plan.cohorts[decision]
-    _refuse(planner, transfer, results is not None)
+    _refuse(planner, transfer, opaque)
     _measure(plan)
     return plan
 

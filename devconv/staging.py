@@ -82,7 +82,7 @@ def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) 
                 elif simple and entry.kind is plain:
                     batch.entries.append(entry)
                     batch.dtypes.append(to_dtype)
-                else:
+                elif entry.staged is None:
                     entry.staged = ask(entry.tensor, fn)
                     _check_arrival(entry, entry.staged)
         for group in groups.values():
