@@ -181,6 +181,8 @@ class Commit:
         hooks = internals.accumulate_hooks(tensor)
         internals.set_backward_hooks(new, internals.backward_hooks(tensor))
         internals.set_accumulate_hooks(new, hooks)
+        if entry.kind is Kind.CUSTOM:
+            vars(new).update(vars(entry.staged))
         carry_attributes(tensor, new)
         self._done.append((entry, (hooks,)))
         if entry.live and tensor.requires_grad:

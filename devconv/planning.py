@@ -372,7 +372,7 @@ def _reopen(planner: _Planner, entry: Entry, transfer: Transfer | None) -> None:
     elif planner.flags.overwrite and entry.owner is None:
         route = Route.OVERWRITE
     else:
-        route = Route.SET_DATA if entry.tensor.layout is torch.strided else Route.SWAP
+        route = Route.SET_DATA if entry.kind is Kind.PLAIN else Route.SWAP
     entry.decision = decision._replace(route=route)
 
 
