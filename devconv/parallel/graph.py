@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, compress, repeat
+from operator import not_
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def attach(copies: Sequence[Sequence[Tensor]], sources: Sequence[Tensor]) -> lis
 
     Args:
         copies: ``copies[d][t]``, fresh tensors without a graph.
-        sources: ``T`` tensors on one device, each requiring a gradient.
+        sources: ``T`` tensors on one device; those that require no gradient give copies that require none.
 
     Returns:
         The same copies, as outputs of one node: its backward sums the ``D`` gradients of each source, in the order of
@@ -66,6 +67,11 @@ class _Spread(Function):
     def forward(ctx: Any, copies: _Wrapped, devices: list[torch.device], *sources: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.devices, ctx.home = devices, sources[0].device
+        needed = ctx.needs_input_grad[2:]
+        if not all(needed):
+            ctx.mark_non_differentiable(
+                *compress(copies, chain.from_iterable(repeat(list(map(not_, needed)), len(devices))))
+            )
         return tuple(copies)
 
     @staticmethod

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
+from operator import attrgetter
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -24,6 +26,8 @@ __all__ = ["Replicator", "replicate"]
 T = TypeVar("T", bound=nn.Module)
 
 Device = str | torch.device | int
+
+_requires_grad = attrgetter("requires_grad")
 
 
 def replicate(module: T, devices: Iterable[Device], *, detach: bool = False) -> list[T]:
@@ -200,83 +204,99 @@ class Replicator(Generic[T]):
 
     def _rows(
         self, structure: Structure, home: torch.device | None, devices: Sequence[torch.device], detach: bool
-    ) -> list[tuple[list[Tensor | None], Mapping[int, Tensor]]]:
-        originals = structure.tensors + structure.extras(home)
+    ) -> list[tuple[Sequence[Tensor], Mapping[int, Tensor]]]:
+        """For each replica, the tensors in its places, and what it has for a tensor of a plain attribute."""
+        extras = structure.extras(home)
+        originals = structure.tensors + extras if extras else structure.tensors
         # The first replica at home holds the originals themselves.
         alias = devices.index(home) if home in devices else None
         places = [place for place in range(len(devices)) if place != alias]
-        self._refuse_dtypes(structure, [devices[place] for place in places])
-        copies = self._copies(structure, originals, places, devices)
+        self._refuse_dtypes(structure, {devices[place].type: devices[place] for place in places})
+        # Parameters are leaves and come first; the node finds out which of them require a gradient. For the others one
+        # has to look, and those that were computed are sent without their past.
+        count = structure.parameter_count
+        tracked = list(compress(range(count, len(originals)), map(_requires_grad, originals[count:])))
+        leaves: Sequence[int] = range(count)
+        computed = [position for position in tracked if not originals[position].is_leaf]
+        values = originals
+        if tracked:
+            leaves = [*range(count), *(position for position in tracked if position not in computed)]
+            values = list(originals)
+            for position in computed:
+                values[position] = originals[position].detach()
+        copies = self._copies(structure, values, places, devices)
         if not detach and torch.is_grad_enabled():
-            self._join(originals, list(copies.values()))
-        rows: list[tuple[list[Tensor | None], Mapping[int, Tensor]]] = []
+            _join(originals, list(copies.values()), leaves)
+            # A computed tensor gets a node of its own: a backward that does not come from it must not enter its past,
+            # which may be spent.
+            for position in computed:
+                _join(originals, list(copies.values()), [position])
+        rows: list[tuple[Sequence[Tensor], Mapping[int, Tensor]]] = []
         for place in range(len(devices)):
-            if place == alias:
-                row = (
-                    [tensor.detach() if tensor.requires_grad else tensor for tensor in originals]
-                    if detach
-                    else originals
-                )
-            else:
-                row = copies[place]
+            row = copies[place] if place != alias else originals
+            if place == alias and detach:
+                row = list(originals)
+                for position in (*range(count), *tracked):
+                    row[position] = originals[position].detach()
             plain = dict(zip(map(id, originals), row, strict=True)) if structure.plain else {}
-            # A place that holds None has the index -1.
-            padded: list[Tensor | None] = [*row, None]
-            rows.append(([padded[position] for position in structure.index], plain))
+            rows.append(([row[position] for position in structure.index] if structure.tied else row, plain))
         return rows
 
     def _copies(
-        self, structure: Structure, originals: list[Tensor], places: list[int], devices: Sequence[torch.device]
+        self, structure: Structure, values: list[Tensor], places: list[int], devices: Sequence[torch.device]
     ) -> dict[int, list[Tensor]]:
         """Fresh tensors for the replicas that are copies, by their place."""
         targets = [devices[place] for place in places]
-        detached = [tensor if tensor.is_leaf else tensor.detach() for tensor in originals]
         if self._freshness is None:
-            return dict(zip(places, broadcast(detached, targets), strict=True))
+            return dict(zip(places, broadcast(values, targets), strict=True))
         known = structure.parameter_count
         stamps = self._freshness.begin(structure.tensors, known)
         needed: set[int] = set().union(
             *(self._freshness.outdated(place, device, stamps) for place, device in zip(places, targets, strict=True))
         )
-        sent = [position for position in range(len(originals)) if position >= known or position in needed]
+        sent = [position for position in range(len(values)) if position >= known or position in needed]
         copies: dict[int, list[Tensor]] = {}
-        for place, row in zip(places, broadcast([detached[position] for position in sent], targets), strict=True):
+        for place, row in zip(places, broadcast([values[position] for position in sent], targets), strict=True):
             arrived = dict(zip(sent, row, strict=True))
             fresh = {position: copy for position, copy in arrived.items() if position < known}
             self._freshness.keep(place, fresh, stamps)
             copies[place] = [
                 arrived[position] if position in arrived else self._freshness.kept(place, position)
-                for position in range(len(originals))
+                for position in range(len(values))
             ]
         return copies
 
     @staticmethod
-    def _join(originals: list[Tensor], rows: list[list[Tensor]]) -> None:
-        """Put the copies into the graphs of the originals."""
-        tracked = [position for position, tensor in enumerate(originals) if tensor.requires_grad]
-        leaves = [position for position in tracked if originals[position].is_leaf]
-        joined = attach([[row[position] for position in leaves] for row in rows], [originals[p] for p in leaves])
-        # A tensor with a past of its own gets a node of its own: a backward that does not come from it must not enter
-        # that past, which may be spent.
-        for position in tracked:
-            if not originals[position].is_leaf:
-                single = attach([[row[position]] for row in rows], [originals[position]])
-                for row, (copy,) in zip(rows, single, strict=True):
-                    row[position] = copy
-        for row, attached in zip(rows, joined, strict=True):
-            for position, copy in zip(leaves, attached, strict=True):
-                row[position] = copy
-
-    @staticmethod
-    def _refuse_dtypes(structure: Structure, targets: Sequence[torch.device]) -> None:
+    def _refuse_dtypes(structure: Structure, targets: Mapping[str, torch.device]) -> None:
+        limits = {
+            device: registry.backend_for(device_type).capabilities.unsupported_dtypes
+            for device_type, device in targets.items()
+        }
+        if not any(limits.values()):
+            return
         dtypes = structure.dtypes()
         reasons = []
-        for device in dict.fromkeys(targets):
-            held = registry.backend_for(device.type).capabilities
-            for dtype in dtypes:
-                if not held.holds(dtype):
-                    name, tensor = structure.first_with(dtype)
-                    why = f"it is {dtype}, which {device} cannot hold"
-                    reasons.append(Refusal(name, str(tensor.device), why, "Convert it to another dtype."))
+        for device, unsupported in limits.items():
+            for dtype in dtypes & unsupported:
+                name, tensor = structure.first_with(dtype)
+                why = f"it is {dtype}, which {device} cannot hold"
+                reasons.append(Refusal(name, str(tensor.device), why, "Convert it to another dtype."))
         if reasons:
             raise ReplicationRefused(reasons)
+
+
+def _join(originals: list[Tensor], rows: list[list[Tensor]], positions: Sequence[int]) -> None:
+    """Put the copies of some tensors into the graphs of their originals, in place."""
+    if not rows or not positions:
+        return
+    # Parameters come first, so most often it is one stretch, and slices are much faster than thousands of steps.
+    first, last = positions[0], positions[-1] + 1
+    if last - first == len(positions):
+        joined = attach([row[first:last] for row in rows], originals[first:last])
+        for row, attached in zip(rows, joined, strict=True):
+            row[first:last] = attached
+        return
+    joined = attach([[row[position] for position in positions] for row in rows], [originals[p] for p in positions])
+    for row, attached in zip(rows, joined, strict=True):
+        for position, copy in zip(positions, attached, strict=True):
+            row[position] = copy

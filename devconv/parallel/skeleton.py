@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
 from operator import attrgetter, gt, setitem
+from sys import getrefcount
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,29 +31,44 @@ class Skeleton:
 
     def __init__(self, structure: Structure) -> None:
         self._structure = structure
-        self._modules = [internals.bare_replica(module) for module in structure.modules]
+        self._self_copying = set(structure.self_copying)
+        self._modules: list[nn.Module] = [
+            internals.bare_replica(module) if i in self._self_copying else type(module).__new__(type(module))
+            for i, module in enumerate(structure.modules)
+        ]
         count = len(self._modules)
         self._parameters: list[dict[str, Any]] = [{} for _ in range(count)]
         self._buffers: list[dict[str, Any]] = [{} for _ in range(count)]
-        self._children: list[dict[str, Any]] = []
-        replicas = dict(zip(map(id, structure.modules), self._modules, strict=True))
-        for module in structure.modules:
-            children = internals.children_of(module)
-            self._children.append(
-                {key: None if child is None else replicas[id(child)] for key, child in children.items()}
-            )
-        homes = list(chain.from_iterable(zip(self._parameters, self._buffers, strict=True)))
-        self._slot_tables = [homes[home] for home in structure.slot_homes]
-        self._replicas = replicas
-        self._self_copying = set(structure.self_copying)
+        self._replicas = dict(zip(map(id, structure.modules), self._modules, strict=True))
+        self._children = [self._children_of(i) for i in range(count)]
+        self._families = [children for children in self._children if children]
+        self._tables = list(chain.from_iterable(zip(self._parameters, self._buffers, strict=True)))
+        self._slot_tables = [self._tables[home] for home in structure.slot_homes]
+        self._lay_out()
+        self._all_tables = self._tables + self._children
+        self._lengths = list(map(len, self._all_tables))
         # Their attributes hold tensors or copies of their own while the replica is in use.
         self._unsteady = {*structure.plain, *structure.setting, *self._self_copying}
-        for i, replica in enumerate(self._modules):
-            self._dress(i, replica.__dict__)
+        for i, (replica, original) in enumerate(zip(self._modules, structure.modules, strict=True)):
+            self._dress(i, replica.__dict__ if i in self._self_copying else dict(original.__dict__))
         self._record()
         self._holders: list[int] | None = None
         self.stale: set[int] = set()
         """Indices of modules whose original has other plain attributes than this replica."""
+
+    def _children_of(self, i: int) -> dict[str, Any]:
+        children = internals.children_of(self._structure.modules[i])
+        return {key: None if child is None else self._replicas[id(child)] for key, child in children.items()}
+
+    def _lay_out(self) -> None:
+        """Give every table its keys, in the originals' order."""
+        for i, module in enumerate(self._structure.modules):
+            for table, original in zip(
+                (self._parameters[i], self._buffers[i]), internals.tables_of(module), strict=False
+            ):
+                table.clear()
+                if original:
+                    table.update(dict.fromkeys(original))
 
     @property
     def root(self) -> nn.Module:
@@ -72,15 +87,30 @@ class Skeleton:
         # nn.Module's own __setattr__ would store the dict as an attribute of that name.
         object.__setattr__(self._modules[i], "__dict__", attributes)
 
-    def _undress(self, i: int) -> None:
-        original = self._structure.modules[i]
-        self._dress(i, dict((internals.bare_replica(original) if i in self._self_copying else original).__dict__))
-
     def _record(self) -> None:
-        self._attribute_versions = internals.dict_versions(list(map(_attributes_of, self._modules)))
-        self._children_versions = internals.dict_versions(self._children)
+        """Remember the state to which `strip` goes back."""
+        self._attributes = list(map(_attributes_of, self._modules))
+        self._attribute_holders = list(map(getrefcount, self._attributes))
+        self._attribute_versions = internals.dict_versions(self._attributes) or []
+        self._family_versions = internals.dict_versions(self._families) or []
 
-    def bind(self, tensors: Sequence[Tensor | None], plain: Mapping[int, Tensor]) -> None:
+    def _redo(self, indices: Iterable[int]) -> None:
+        """Give replicas fresh copies of the originals' attributes, and remember them."""
+        indices = list(indices)
+        for i in indices:
+            original = self._structure.modules[i]
+            self._dress(i, dict((internals.bare_replica(original) if i in self._self_copying else original).__dict__))
+        renewed = [self._modules[i].__dict__ for i in indices]
+        for i, attributes in zip(indices, renewed, strict=True):
+            self._attributes[i] = attributes
+        del attributes
+        holders = list(map(getrefcount, renewed))
+        for i, count, version in zip(indices, holders, internals.dict_versions(renewed) or (), strict=False):
+            # `renewed` is a holder that goes away.
+            self._attribute_holders[i] = count - 1
+            self._attribute_versions[i] = version
+
+    def bind(self, tensors: Sequence[Tensor], plain: Mapping[int, Tensor]) -> None:
         """Put one call's tensors in.
 
         Args:
@@ -89,10 +119,8 @@ class Skeleton:
         """
         structure = self._structure
         if self.stale:
-            for i in self.stale:
-                self._undress(i)
+            self._redo(self.stale)
             self.stale.clear()
-            self._record()
         _exhaust(map(setitem, self._slot_tables, structure.slot_keys, tensors))
         if structure.plain:
             self._translate(plain)
@@ -123,7 +151,7 @@ class Skeleton:
             table[key] = replica.__dict__.pop(key, value)
 
     def _count_holders(self) -> list[int]:
-        return list(map(sys.getrefcount, self._modules))
+        return list(map(getrefcount, self._modules))
 
     def is_free(self) -> bool:
         """Whether nobody holds one of the replica's modules any more.
@@ -131,25 +159,36 @@ class Skeleton:
         A checkpoint that will run a part of the forward pass again, a hook's list, the frames of a traceback: each
         holds a module that must keep its tensors, and counts as a holder.
         """
-        return self._holders is None or not any(map(gt, self._count_holders(), self._holders))
+        if self._holders is None:
+            return True
+        now = self._count_holders()
+        return now == self._holders or not any(map(gt, now, self._holders))
 
     def strip(self) -> None:
         """Take the tensors out, and undo what the forward pass wrote on the modules."""
-        _exhaust(map(dict.clear, self._parameters))
-        _exhaust(map(dict.clear, self._buffers))
-        if internals.dict_versions(self._children) != self._children_versions:
-            for original, children in zip(self._structure.modules, self._children, strict=True):
-                registered = internals.children_of(original)
+        _exhaust(map(setitem, self._slot_tables, self._structure.slot_keys, repeat(None)))
+        for home, key in self._structure.absent if self._unsteady else ():
+            self._tables[home][key] = None
+        if (
+            list(map(len, self._all_tables)) != self._lengths
+            or internals.dict_versions(self._families) != self._family_versions
+        ):
+            self._lay_out()
+            for i, children in enumerate(self._children):
                 children.clear()
-                for key, child in registered.items():
-                    children[key] = None if child is None else self._replicas[id(child)]
-        versions = internals.dict_versions(list(map(_attributes_of, self._modules)))
-        if self._unsteady or versions != self._attribute_versions:
-            old, new = self._attribute_versions or (), versions or ()
-            written = {i for i, (before, after) in enumerate(zip(old, new, strict=True)) if before != after}
-            for i in written | self._unsteady:
-                self._undress(i)
-        self._record()
+                children.update(self._children_of(i))
+            self._family_versions = internals.dict_versions(self._families) or []
+        written = set(self._unsteady)
+        if list(map(getrefcount, self._attributes)) != self._attribute_holders:
+            # Somebody holds a module's dict, or a forward pass gave a module another one: look at every module.
+            now = map(_attributes_of, self._modules)
+            written.update(i for i, (new, old) in enumerate(zip(now, self._attributes, strict=True)) if new is not old)
+        versions = internals.dict_versions(self._attributes)
+        if versions != self._attribute_versions:
+            pairs = zip(versions or (), self._attribute_versions, strict=False)
+            written.update(i for i, (new, old) in enumerate(pairs) if new != old)
+        if written:
+            self._redo(written)
 
 
 def _exhaust(steps: map[Any]) -> None:
