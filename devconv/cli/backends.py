@@ -19,7 +19,8 @@ from .screen import stderr, stdout, stop
 
 __all__ = ["backends"]
 
-_STYLES = {"loaded": "green", "available": "green", "missing": "yellow", "broken": "red"}
+_STATUSES = {"there": "available", "missing": "missing hardware", "broken": "broken"}
+_STYLES = {"loaded": "green", "available": "green", "missing hardware": "yellow", "broken": "red"}
 
 
 @dataclass(frozen=True)
@@ -46,18 +47,17 @@ def backends(
         stop(f"no backend serves {', '.join(unknown)} (known: {', '.join(found)})")
     chosen = [found[name] for name in found if not types or name in types]
     with stderr().status(f"asking {len(chosen)} backends"), ThreadPoolExecutor(os.cpu_count()) as pool:
-        lines = list(
-            pool.map(lambda each: _ask(each.device_type, each.origin, timeout, loaded=each.backend is not None), chosen)
-        )
+        lines = list(pool.map(lambda each: _ask(each.device_type, each.origin, each.status, timeout), chosen))
     if json:
         print(json_format.dumps([asdict(line) for line in lines], indent=2))
     else:
         _show(lines)
 
 
-def _ask(device_type: str, origin: str, timeout: float, *, loaded: bool) -> _Line:
+def _ask(device_type: str, origin: str, status: str, timeout: float) -> _Line:
     presence = devconv.probe(device_type, timeout=timeout)
-    status = {"there": "loaded" if loaded else "available"}.get(presence.state, presence.state)
+    if status != "loaded" or presence.state != "there":
+        status = _STATUSES[presence.state]
     return _Line(device_type, origin, status, presence.devices, presence.why, presence.cure)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from .series import STYLES, titled
+from .series import STYLES, amount, titled
 from .training import Column, Way
 from .verdict import TOLERANCE, farthest
 
@@ -37,7 +37,7 @@ def compare(columns: Sequence[Column]) -> Table:
     row("tied tensors", lambda each: _change(each, "tied"), last=True)
     row("parameters moved by", lambda each: _routes(each, "parameter"))
     row("buffers moved by", lambda each: _routes(each, "buffer"))
-    row("bytes moved", lambda each: _NOTHING if each.way is Way.CPU else f"{each.bytes / 1e6:.1f} MB", last=True)
+    row("bytes moved", lambda each: _NOTHING if each.way is Way.CPU else amount(each.bytes), last=True)
     steps = _shown(len(cpu.losses))
     for step in steps:
         row(f"loss, step {step + 1}", lambda each, step=step: _loss(each, cpu, step), last=step == steps[-1])  # type: ignore[misc]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json as json_format
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -43,7 +45,6 @@ def demo(
     """
     from .minilm import PACKAGES, load
 
-    need(PACKAGES, "demo")
     try:
         # Starts the runtime before the first backward pass, which is the CPU's.
         target = devconv.prepare(device)
@@ -52,6 +53,7 @@ def demo(
     picture = None if no_plot or target.type == "meta" else plot
     if picture is not None:
         _check_picture(picture)
+    need(PACKAGES, "demo")
     with stderr().status("loading the checkpoint"):
         task = load(seed)
     if target.type == "meta":
@@ -61,8 +63,11 @@ def demo(
 
 
 def _another(device: str) -> str:
+    if device != "xla" or find_spec("torch_xla"):
+        return ""
     return (
-        " Or name another target: devconv demo --device cpu" if device == "xla" and not find_spec("torch_xla") else ""
+        ' All that the demo needs comes with: pip install "devconv[xla,demo]". Or name another target: '
+        "devconv demo --device cpu"
     )
 
 
@@ -74,8 +79,9 @@ def _check_picture(path: Path) -> None:
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in kinds:
         stop(f"--plot {path}: matplotlib writes no such picture. Use one of: {', '.join(sorted(kinds))}")
-    if not path.absolute().parent.is_dir():
-        stop(f"--plot {path}: there is no folder {path.absolute().parent}")
+    folder = path.absolute().parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        stop(f"--plot {path}: {folder} is no folder that can be written to. Name another place, or pass --no-plot")
 
 
 def _examine(task: Task, target: torch.device, *, json: bool) -> None:
@@ -83,7 +89,7 @@ def _examine(task: Task, target: torch.device, *, json: bool) -> None:
 
     found = examine(task, target)
     if json:
-        print(json_format.dumps({"device": str(target), "ok": found.holds, **found.to_dict()}, indent=2))
+        _print_json({"device": str(target), "ok": found.holds, **found.to_dict()})
     else:
         found.show(stdout())
     if not found.holds:
@@ -96,6 +102,8 @@ def _compare(task: Task, target: torch.device, steps: int, seed: int, picture: P
 
     cpu, stock, ours = columns = [_train(task, way, target, steps) for way in Way]
     sentence, ok = stock_in_one_sentence(stock, cpu), holds(ours, cpu)
+    if not json:
+        _show(columns, sentence)
     if picture is not None:
         from .picture import paint
 
@@ -112,9 +120,9 @@ def _compare(task: Task, target: torch.device, steps: int, seed: int, picture: P
             "plot": None if picture is None else str(picture),
             "columns": {str(column.way): asdict(column) for column in columns},
         }
-        print(json_format.dumps(report, indent=2))
-    else:
-        _show(columns, sentence, picture)
+        _print_json(report)
+    elif picture is not None:
+        stdout().print(f"The curves are in {picture}.")
     if not ok:
         reason = ours.error or f"its losses are up to {farthest(ours.losses, cpu.losses):.1e} away (relative)"
         stop(f"devconv did not train as the CPU does on {target}: {reason}; {TOLERANCE:g} is allowed", _DIFFERENT)
@@ -135,7 +143,7 @@ def _train(task: Task, way: Way, target: torch.device, steps: int) -> Column:
     return column
 
 
-def _show(columns: Sequence[Column], sentence: str, picture: Path | None) -> None:
+def _show(columns: Sequence[Column], sentence: str) -> None:
     from .chart import draw
     from .comparison import compare
 
@@ -143,5 +151,16 @@ def _show(columns: Sequence[Column], sentence: str, picture: Path | None) -> Non
     screen.print(compare(columns))
     screen.print(draw(columns, screen.width))
     screen.print(f"\n{sentence}")
-    if picture is not None:
-        screen.print(f"The curves are in {picture}.")
+
+
+def _print_json(report: dict[str, Any]) -> None:
+    print(json_format.dumps(_writable(report), indent=2, allow_nan=False))
+
+
+def _writable(value: Any) -> Any:
+    """JSON has no word for infinite and undefined numbers: null."""
+    if isinstance(value, dict):
+        return {key: _writable(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_writable(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,6 +15,7 @@ from rich.table import Table
 import devconv
 
 from .minilm import Task
+from .series import amount
 from .training import Census, Column, Way, move
 
 __all__ = ["Shapes", "examine"]
@@ -51,7 +52,7 @@ class Shapes:
         }
 
     def show(self, screen: Console) -> None:
-        """Print the plan, grouped, and the shapes."""
+        """Print the plan, grouped (``print(devconv.plan(...))`` lists every tensor), and the shapes."""
         plan = Table(title=f"plan for {self.plan.what}", title_justify="left")
         for heading in ("tensors", "route", "from", "to"):
             plan.add_column(heading)
@@ -62,13 +63,13 @@ class Shapes:
             total = sum(
                 item.bytes for item in self.plan.items if (item.kind, item.route, item.source, item.target) == group
             )
-            plan.add_row(f"{number} x {kind}", route, source, target, f"{total / 1e6:.1f} MB")
+            plan.add_row(f"{number} x {kind}", route, source, target, amount(total))
         screen.print(plan)
         for refusal in self.plan.refusals:
             screen.print(f"refused: {refusal}")
         shapes = Table(title="shapes and counts", title_justify="left")
         for heading in ("", "CPU", f"{self.devconv.device}, stock torch", f"{self.devconv.device}, devconv"):
-            shapes.add_column(heading, justify="right" if heading else "left")
+            shapes.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
         for name in ("parameters", "in_optimizer", "tied"):
             cells = [getattr(census, name) for census in (self.devconv.before, self.stock.after, self.devconv.after)]
             label = {"in_optimizer": "of them in the optimizer", "tied": "tied tensors"}.get(name, name)

@@ -21,7 +21,7 @@ def farthest(losses: Sequence[float], reference: Sequence[float]) -> float:
     >>> farthest([10.0], [10.0, 8.0]), farthest([math.nan], [10.0])
     (inf, inf)
     """
-    if len(losses) != len(reference) or not all(map(math.isfinite, losses)):
+    if not losses or len(losses) != len(reference) or not all(map(math.isfinite, losses)):
         return math.inf
     return max(abs(loss - right) / abs(right) for loss, right in zip(losses, reference, strict=True))
 
