@@ -272,15 +272,14 @@ class Commit:
 
     def moves(self) -> list[following.Move]:
         """Where the parameters were, for the optimizers that hold them."""
-        cohorts: dict[tuple[torch.device, torch.dtype], list[Entry]] = {}
+        cohorts: dict[int, list[Entry]] = {}
         for entry, _ in self._done:
             if entry.owner is None:
-                decision = entry.decision
-                cohorts.setdefault((decision.device, decision.dtype), []).append(entry)
+                cohorts.setdefault(id(entry.decision), []).append(entry)
         return [
             following.Move(
-                device,
-                dtype,
+                cohort[0].decision.device,
+                cohort[0].decision.dtype,
                 {id(entry.tensor): (weakref.ref(entry.home[0]), entry.key) for entry in cohort},
                 {
                     id(entry.tensor): (weakref.ref(entry.tensor), weakref.ref(self._replacement(entry)))
@@ -288,7 +287,7 @@ class Commit:
                     if entry.decision.route is Route.OVERWRITE
                 },
             )
-            for (device, dtype), cohort in cohorts.items()
+            for cohort in cohorts.values()
         ]
 
     # -- back --------------------------------------------------------------------------------------------------------

@@ -401,8 +401,7 @@ def convert(
         raise ConversionError(
             "", str(device), "atomic=False is for a dtype change on one device", "Leave device= out, or atomic=True."
         )
-    parameters = {id(parameter) for parameter in module.parameters()}
-    listed = following.check_optimizers(optimizers, parameters)
+    listed = following.check_optimizers(optimizers, module)
     report, _ = run(_Request(module, fn, optimizers=listed, atomic=atomic))
     return report
 

@@ -133,7 +133,7 @@ def follow(*optimizers: Optimizer) -> None:
         reconcile(optimizer)
 
 
-def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, parameters: set[int]) -> list[Optimizer]:
+def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, module: nn.Module) -> list[Optimizer]:
     """The optimizers as a list, each checked to hold at least one of the module's parameters.
 
     Raises:
@@ -143,6 +143,7 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, paramet
         return []
     several = isinstance(optimizers, list | tuple | set | frozenset | Iterator)
     listed: list[Any] = list(optimizers) if several else [optimizers]  # type: ignore[arg-type]
+    parameters = {id(parameter) for parameter in module.parameters()}
     for optimizer in listed:
         if not isinstance(optimizer, Optimizer):
             raise OptimizerMismatchError(optimizer, "is no torch.optim.Optimizer")

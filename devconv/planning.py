@@ -100,18 +100,17 @@ class Plan(Summary):
 
 def items_of(entries: list[Entry]) -> Callable[[], Iterable[Item]]:
     """The entries as items, made when asked for, without keeping a tensor or a module."""
-    rows = [
-        (entry.home[1] + entry.key, entry.decision, entry.numel or _numel(entry), entry.parameter, entry.note)
-        for entry in entries
-    ]
+    lazy = Kind.LAZY
+    rows = [(entry.home[1] + entry.key, entry.decision, entry.parameter) for entry in entries]
+    numels = [0 if entry.kind is lazy else entry.tensor.numel() for entry in entries]
     special = {
         number: (entry.names, _kind_name(entry))
         for number, entry in enumerate(entries)
-        if entry.more is not None or entry.owner is not None or entry.kind
+        if entry.more or entry.owner or entry.kind
     }
 
     def make() -> Iterable[Item]:
-        for number, (name, decision, numel, parameter, note) in enumerate(rows):
+        for number, (name, decision, parameter) in enumerate(rows):
             names, kind = special.get(number) or ((name,), "parameter" if parameter else "buffer")
             yield Item(
                 names,
@@ -119,15 +118,10 @@ def items_of(entries: list[Entry]) -> Callable[[], Iterable[Item]]:
                 decision.route,
                 _place(decision.device, decision.dtype),
                 _place(decision.target, decision.to_dtype),
-                numel * decision.to_dtype.itemsize,
-                note,
+                numels[number] * decision.to_dtype.itemsize,
             )
 
     return make
-
-
-def _numel(entry: Entry) -> int:
-    return 0 if entry.kind is Kind.LAZY else entry.tensor.numel()
 
 
 def _kind_name(entry: Entry) -> str:
@@ -142,7 +136,9 @@ def _place(device: torch.device, dtype: torch.dtype) -> str:
     return f"{device} {str(dtype).removeprefix('torch.')}"
 
 
-_ORDINARY = (Tensor, nn.Parameter)
+def _knows_better(cls: type) -> bool:
+    """Whether only the class itself can tell if there is nothing to do."""
+    return not internals.is_lazy_class(cls) and (internals.is_wrapper(cls) or internals.converts_itself(cls))
 
 
 def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bool = False) -> bool:
@@ -153,7 +149,8 @@ def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bo
     device = transfer.device
     if transfer.empty or transfer.memory_format is not None:
         return False
-    dtype_for = transfer.dtype_for
+    dtype_for, casts, parameter_class = transfer.dtype_for, transfer.dtype is not None, nn.Parameter
+    tables_and_hooks, own = internals.tables_and_hooks, internals.APPLY
     overriding: dict[type, bool] = {}
     stack = [module]
     seen: set[int] = set()
@@ -166,26 +163,32 @@ def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bo
         overrides = overriding.get(cls)
         if overrides is None:
             overrides = overriding[cls] = internals.class_overrides_apply(cls)
-        if (overrides or internals.APPLY in current.__dict__) and not (entered and current is module):
+        if (overrides or own in current.__dict__) and not (entered and current is module):
             return False
-        for table in (internals.parameters_of(current), internals.buffers_of(current)):
-            for tensor in table.values():
-                if tensor is None:
-                    continue
-                if type(tensor) not in _ORDINARY and internals.converts_itself(type(tensor)):
-                    # Only its own conversion knows.
-                    return False
-                if device is not None and tensor.device != device:
-                    return False
-                if transfer.dtype is not None and dtype_for(tensor.dtype) is not tensor.dtype:
-                    return False
-                grad = None if internals.is_lazy_class(type(tensor)) or not tensor.is_leaf else tensor.grad
-                if grad is not None and (
-                    (device is not None and grad.device != device) or dtype_for(grad.dtype) is not grad.dtype
-                ):
-                    return False
-        if recurse:
-            stack += [child for child in internals.children_of(current).values() if child is not None]
+        parameters, buffers, children, _ = tables_and_hooks(current)
+        for tensor in parameters.values():
+            if tensor is None:
+                continue
+            cls = type(tensor)
+            if cls is not parameter_class and (_knows_better(cls) or not tensor.is_leaf):
+                return False
+            if (device is not None and tensor.device != device) or (casts and dtype_for(tensor.dtype) is not tensor.dtype):
+                return False
+            grad = None if cls is not parameter_class and internals.is_lazy_class(cls) else tensor.grad
+            if grad is not None and (
+                (device is not None and grad.device != device) or dtype_for(grad.dtype) is not grad.dtype
+            ):
+                return False
+        for tensor in buffers.values():
+            if tensor is None:
+                continue
+            cls = type(tensor)
+            if (cls is not Tensor and _knows_better(cls)) or tensor.requires_grad:
+                return False
+            if (device is not None and tensor.device != device) or (casts and dtype_for(tensor.dtype) is not tensor.dtype):
+                return False
+        if recurse and children:
+            stack += [child for child in children.values() if child is not None]
     return True
 
 
@@ -494,21 +497,19 @@ def _measure(plan: Plan) -> None:
     for decision, cohort in plan.cohorts.items():
         if decision.route is Route.RETARGET or decision.target.type == "meta":
             continue
-        grouped: set[int] = set()
-        numel = 0
-        for entry in cohort:
-            if entry.group is None:
-                entry.numel = entry.tensor.numel()
-                numel += entry.numel
-            elif id(entry.group) not in grouped:
-                # Once for the storage, as far as the largest member tells.
-                grouped.add(id(entry.group))
-                numel += max(member.tensor.numel() for member in entry.group)
+        # Sizes by C's own loop: there are thousands, and nearly all stand alone.
+        alone = [entry for entry in cohort if entry.group is None] if plan.inventory.groups else cohort
+        numel = sum(map(Tensor.numel, [entry.tensor for entry in alone]))
+        if len(alone) < len(cohort):
+            groups = {id(entry.group): entry.group for entry in cohort if entry.group is not None}
+            # Once for the storage, as far as the largest member tells.
+            numel += sum(max(member.tensor.numel() for member in group) for group in groups.values())
         moved[decision.target] = moved.get(decision.target, 0) + numel * decision.to_dtype.itemsize
         if decision.device == decision.target or _shares_memory(decision.device, decision.target):
             sources += numel * decision.dtype.itemsize
         if not registry.backend_for(decision.target.type).capabilities.strides:
-            strided = sum(not entry.tensor.is_contiguous() for entry in cohort if entry.kind is Kind.PLAIN)
+            plain = [entry.tensor for entry in cohort if not entry.kind]
+            strided = len(plain) - sum(map(Tensor.is_contiguous, plain))
             if strided:
                 plan.notes.append(f"{strided} tensors arrive contiguous: {decision.target.type} keeps no strides")
     plan.peak_bytes = sources + sum(moved.values())

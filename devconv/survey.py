@@ -95,14 +95,11 @@ class Entry:
     """A graph recorded before the conversion holds it."""
     spent: bool = False
     """The live graph needs nothing but the place to put the gradient."""
-    note: str = ""
     decision: Decision
     """Set by the planner; shared by all entries that are decided alike."""
     staged: Tensor = None  # type: ignore[assignment]
     """The new tensor; None before staging, and for what stays. After a swap it holds the old TensorImpl."""
     committed: bool = False
-    numel: int = 0
-    """Elements; 0 until they were counted."""
 
     def __init__(self, tensor: Tensor, home: Home, table: Table, key: str) -> None:
         self.tensor = tensor
@@ -241,6 +238,7 @@ def _walk(
 ) -> None:
     inside = inner is None
     kinds: dict[type, _ModuleKind] = {}
+    tables_and_hooks, own = internals.tables_and_hooks, internals.APPLY
     entries, by_id, lazy, recurse = inventory.entries, inventory.by_id, Kind.LAZY, inventory.recurse
     stack.reverse()
     while stack:
@@ -254,7 +252,7 @@ def _walk(
             kind = kinds[cls] = _ModuleKind.of(cls)
             if kind.sharded:
                 inventory.stock = "the model is sharded by FSDP2"
-        overrides = kind.overrides or internals.APPLY in module.__dict__
+        overrides = kind.overrides or own in module.__dict__
         if inner is not None and overrides and not (entered and module is inventory.module):
             inner.append(home)
             inventory.overriding.append(module)
@@ -262,10 +260,10 @@ def _walk(
         seen.add(id(module))
         if kind.reducer:
             inventory.reducers.append(prefix[:-1])
-        if internals.pre_hooks_of(module):
+        table, buffers, children, pre_hooks = tables_and_hooks(module)
+        if pre_hooks:
             inventory.derived.extend((module, name, make) for name, make in internals.derivations_of(module))
         first = len(entries)
-        table = internals.parameters_of(module)
         for key, tensor in table.items():
             if tensor is None:
                 continue
@@ -282,8 +280,8 @@ def _walk(
             grad = tensor.grad
             if grad is not None:
                 _add_grad(inventory, entry, grad)
-        table = internals.buffers_of(module)
-        for key, tensor in table.items():
+        table = buffers
+        for key, tensor in buffers.items():
             if tensor is None:
                 continue
             ident = id(tensor)
@@ -305,12 +303,10 @@ def _walk(
             inventory.scripted = True
             for entry in entries[first:]:
                 entry.script = True
-        if recurse:
-            children = internals.children_of(module)
-            if children:
-                below = [(child, f"{prefix}{name}.") for name, child in children.items() if child is not None]
-                below.reverse()
-                stack += below
+        if recurse and children:
+            below = [(child, f"{prefix}{name}.") for name, child in children.items() if child is not None]
+            below.reverse()
+            stack += below
     inventory.modules = len(seen)
 
 

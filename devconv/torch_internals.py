@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copyreg
 import gc
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -59,6 +60,15 @@ def storages_of(tensors: list[Tensor]) -> list[int]:
         NotImplementedError: a tensor has no storage (sparse layouts).
     """
     return [tensor.untyped_storage()._cdata for tensor in tensors]
+
+
+tables_and_hooks: Callable[
+    [nn.Module],
+    tuple[dict[str, Tensor | None], dict[str, Tensor | None], dict[str, nn.Module | None], dict[int, Callable[..., Any]]],
+] = operator.attrgetter("_parameters", "_buffers", "_modules", "_forward_pre_hooks")
+"""A module's slots for parameters, buffers and children, and its forward pre-hooks, in one call.
+
+Reason: as the four functions below; a walk over thousands of modules has a budget of microseconds for each."""
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor | None]:
