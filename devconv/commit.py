@@ -24,6 +24,7 @@ from .survey import Cohorts, Entry, Inventory, Kind, Slot, Table
 __all__ = ["Commit"]
 
 _log = logging.getLogger("devconv")
+_MISSING = object()
 
 
 class Commit:
@@ -263,7 +264,7 @@ class Commit:
 
     def set_attribute(self, module: nn.Module, name: str, value: object) -> None:
         """Set a module's plain attribute, journaled."""
-        self._attributes.append((module, name, vars(module).get(name)))
+        self._attributes.append((module, name, vars(module).get(name, _MISSING)))
         vars(module)[name] = value
 
     def then(self, undo: Callable[[], None]) -> None:
@@ -312,7 +313,10 @@ class Commit:
             for container, content in containers:
                 _restore_content(container, content)
         for module, name, value in reversed(self._attributes):
-            vars(module)[name] = value
+            if value is _MISSING:
+                vars(module).pop(name, None)
+            else:
+                vars(module)[name] = value
         for table, key, tensor in reversed(self._slots):
             table[key] = tensor
         for entry, before in reversed(self._done):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import registry
+from . import torch_internals as internals
 from .errors import BackendProtocolError, ConversionRefused, Refusal
 from .geometry import Geometry, geometry_of, recall, record, scatter, span_of
 from .policy import Route
@@ -68,7 +69,7 @@ def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) 
     batches: dict[tuple[torch.device, torch.device], _Batch] = defaultdict(_Batch)
     groups: dict[int, list[Entry]] = {}
     plain = Kind.PLAIN
-    simple = not transfer.empty and transfer.memory_format is None
+    simple = not transfer.empty and transfer.memory_format is None and not internals.fake_mode_is_active()
     with torch.no_grad():
         for (route, device, _, target, to_dtype), cohort in cohorts.items():
             if route is Route.RETARGET:
@@ -109,6 +110,17 @@ def ask(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
 
 def _check_arrival(entry: Entry, staged: Tensor) -> None:
     target, dtype = entry.decision.target, entry.decision.to_dtype
+    if internals.is_fake(staged) and not internals.is_fake(entry.tensor):
+        raise ConversionRefused(
+            [
+                Refusal(
+                    entry.name,
+                    str(entry.decision.device),
+                    "FakeTensorMode is active, and would leave a fake in place of a real tensor",
+                    "Convert the model outside of FakeTensorMode, or build it inside.",
+                )
+            ]
+        )
     if staged.device == target and entry.kind is Kind.PLAIN and staged.dtype is not dtype:
         raise BackendProtocolError(target.type, "send", f"{entry.name} is {staged.dtype}, and {dtype} was asked for")
     if staged.device != target:

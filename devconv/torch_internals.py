@@ -165,6 +165,12 @@ def is_fake(tensor: Tensor) -> bool:
     return fake is not None and isinstance(tensor, fake.FakeTensor)
 
 
+def fake_mode_is_active() -> bool:
+    """Whether a FakeTensorMode turns the results of all operations into fakes. Reason: a backend's batched call would
+    be handed fakes in place of the real tensors, and XLA's ends the process."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def slot_names(cls: type) -> list[str]:
     """The ``__slots__`` of a class and its bases, as pickling sees them."""
     return list(copyreg._slotnames(cls))  # type: ignore[attr-defined]

@@ -233,6 +233,9 @@ def test_fake_tensors_are_told_from_real_ones():
     with FakeTensorMode():
         fake = torch.ones(1)
 
+        assert internals.fake_mode_is_active()
+
+    assert not internals.fake_mode_is_active()
     assert internals.is_fake(fake)
     assert not internals.is_fake(torch.ones(1))
 

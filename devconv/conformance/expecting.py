@@ -14,7 +14,7 @@ class BrokenPromise(AssertionError):
     """What was promised is not so. The message says what was seen."""
 
 
-class NotApplicable(Exception):  # noqa: N818 - an outcome, not an error
+class NotApplicable(Exception):
     """The promise makes no sense on this device. The message says why."""
 
 

@@ -30,7 +30,7 @@ class ManifestError(DevconvError, ValueError):
 
 
 def parse(text: str, source: str) -> Mapping[str, str]:
-    """The declared gaps of a manifest.
+    r"""The declared gaps of a manifest.
 
     Args:
         text: the file's text.
@@ -42,7 +42,7 @@ def parse(text: str, source: str) -> Mapping[str, str]:
     Raises:
         ManifestError: no TOML, an unknown key or check, or a gap without a reason.
 
-    >>> parse('[gaps]\\n"rng.a_seed_repeats_the_device" = "hardware RNG only"', "conformance.toml")
+    >>> parse('[gaps]\n"rng.a_seed_repeats_the_device" = "hardware RNG only"', "conformance.toml")
     {'rng.a_seed_repeats_the_device': 'hardware RNG only'}
     """
     try:

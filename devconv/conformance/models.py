@@ -4,6 +4,7 @@ compiles has few graphs to compile."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,8 @@ def _fill(module: nn.Module) -> None:
             parameter.copy_(numbers(*parameter.shape, scale=0.5))
 
 
-def mlp() -> nn.Sequential:
-    """Two layers and nothing special."""
+def mlp() -> Any:
+    """Two layers and nothing special: an ``nn.Sequential``, whose items have no types."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
     _fill(module)
     return module
@@ -50,8 +51,9 @@ class Tied(nn.Module):
         self.encoder, self.decoder, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
         _fill(self)
         self.decoder.weight = self.encoder.weight
-        self.encoder.register_buffer("mask", numbers(4))
-        self.decoder.register_buffer("mask", self.encoder.mask)
+        mask = numbers(4)
+        self.encoder.register_buffer("mask", mask)
+        self.decoder.register_buffer("mask", mask)
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = torch.tanh(self.encoder(inputs) * self.encoder.mask)
@@ -75,6 +77,8 @@ class Normed(nn.Module):
 
 class Flat(nn.Module):
     """Two parameters that are parts of one flat buffer."""
+
+    whole: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,13 +114,13 @@ def steps(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = ((module(inputs) - wanted) ** 2).mean()
+        loss: Tensor = ((module(inputs) - wanted) ** 2).mean()
         loss.backward()
         return loss
 
     losses = []
     for _ in range(count):
-        loss = optimizer.step(closure)  # type: ignore[arg-type]
+        loss: Any = optimizer.step(closure)  # type: ignore[arg-type]
         lane.backend.synchronize()
-        losses.append(float(loss) if lane.has_values and loss is not None else 0.0)
+        losses.append(loss.item() if lane.has_values and loss is not None else 0.0)
     return losses

@@ -24,7 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--devconv-manifest", metavar="FILE", type=Path, help="declared gaps (default: beside the backend's module)"
     )
     group.addoption(
-        "--devconv-import", metavar="MODULE", action="append", default=[], help="import first, e.g. to register a backend"
+        "--devconv-import",
+        metavar="MODULE",
+        action="append",
+        default=[],
+        help="import first, e.g. to register a backend",
     )
     group.addoption(
         "--devconv-stand-in", action="store_true", help="examine the backend on torch's own lazy device, not its own"

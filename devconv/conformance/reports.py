@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from .check import GROUPS
 from .outcome import Outcome, Result, Status
@@ -79,7 +79,7 @@ def _cell(text: str) -> str:
 
 def to_junit(result: Result) -> str:
     """JUnit XML: gaps and checks that are not applicable are skipped, with their reasons."""
-    suite = ElementTree.Element(
+    suite = ET.Element(
         "testsuite",
         name=f"devconv.conformance.{result.device_type}",
         tests=str(len(result.outcomes)),
@@ -89,7 +89,7 @@ def to_junit(result: Result) -> str:
         time=f"{result.seconds:.3f}",
     )
     for outcome in result.outcomes:
-        case = ElementTree.SubElement(
+        case = ET.SubElement(
             suite,
             "testcase",
             classname=f"devconv.conformance.{outcome.check.group}",
@@ -97,15 +97,15 @@ def to_junit(result: Result) -> str:
             time=f"{outcome.seconds:.3f}",
         )
         if _skipped(outcome):
-            ElementTree.SubElement(case, "skipped", message=f"{outcome.status.value}: {_printable(outcome.why)}")
+            ET.SubElement(case, "skipped", message=f"{outcome.status.value}: {_printable(outcome.why)}")
         elif not outcome.status.good:
             message = f"{outcome.status.value}: {outcome.why} Cure: {outcome.check.cure}"
-            failure = ElementTree.SubElement(case, "failure", message=_printable(message), type=outcome.status.value)
+            failure = ET.SubElement(case, "failure", message=_printable(message), type=outcome.status.value)
             failure.text = _printable(outcome.detail)
-    suites = ElementTree.Element("testsuites")
+    suites = ET.Element("testsuites")
     suites.append(suite)
-    ElementTree.indent(suites)
-    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+    ET.indent(suites)
+    return ET.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _skipped(outcome: Outcome) -> bool:

@@ -12,10 +12,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from .check import Check, catalogue
 from .manifest import parse
@@ -61,7 +60,7 @@ class Examiner:
         self._worker: _Worker | None = None
         self._broken: tuple[Status, str, str] | None = None
 
-    def __enter__(self) -> Examiner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -162,7 +161,7 @@ def run(
     return Result(device_type, facts, tuple(outcomes), time.perf_counter() - began)
 
 
-class _Dead(Exception):  # noqa: N818 - a state, handled where it arises
+class _Dead(Exception):
     def __init__(self, status: Status, why: str, tail: str) -> None:
         self.status, self.why, self.tail = status, why, tail
         super().__init__(why)
@@ -230,10 +229,8 @@ class _Worker:
     def close(self) -> None:
         """End the process; one that does not go by itself is killed."""
         self._socket.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            pass
         self._kill()
         self._stderr.close()
 

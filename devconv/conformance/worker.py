@@ -15,6 +15,7 @@ import sys
 import traceback
 from importlib import import_module
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 __all__ = ["main"]
@@ -53,10 +54,10 @@ def _load(request: dict[str, Any]) -> dict[str, Any]:
     from .lane import Lane
 
     try:
-        sys.path.insert(0, os.getcwd())
+        sys.path.insert(0, str(Path.cwd()))
         for module in request["imports"]:
             import_module(module)
-        sys.path.remove(os.getcwd())
+        sys.path.remove(str(Path.cwd()))
         lane = Lane(_stand_in(request["device_type"]) if request["stand_in"] else request["device_type"])
         facts = _facts(lane)
     except Exception as error:  # noqa: BLE001 - whatever a backend raises while it loads is what was seen

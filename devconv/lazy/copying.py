@@ -55,12 +55,13 @@ def place_where_loaded(stock: Any) -> Any:
     make = stock.__func__ if isinstance(stock, staticmethod) else stock
 
     @functools.wraps(make)
-    def __new__(
-        cls: type, requires_grad: bool = True, device: Any = None, dtype: Any = None, *rest: Any, **more: Any
-    ) -> Any:  # noqa: N807 - it is one
-        if device is not None and flag.active():
-            device = internals.restore_location(torch.device(device))
-        return make(cls, requires_grad, device, dtype, *rest, **more)
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is one
+        if flag.active():
+            if len(args) > 1 and args[1] is not None:
+                args = (args[0], internals.restore_location(torch.device(args[1])), *args[2:])
+            elif kwargs.get("device") is not None:
+                kwargs["device"] = internals.restore_location(torch.device(kwargs["device"]))
+        return make(cls, *args, **kwargs)
 
     return staticmethod(__new__)
 

@@ -25,7 +25,7 @@ from .pending import lazy_tensors, make_lazy
 from .sizes import channels_first_of_norm, knows_its_tensors, own_tensors, settle_sizes
 from .undo import all_or_nothing
 
-__all__ = ["LOADED", "LOCK", "finish", "finish_loaded", "in_progress"]
+__all__ = ["LOADED", "LOCK", "finish", "finish_loaded", "in_progress", "stay_itself"]
 
 LOCK = threading.RLock()
 """Held while lazy modules are initialised. One for the process: it is taken once in a module's life."""
@@ -56,7 +56,8 @@ def finish(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     known = knows_its_tensors(module)
     token = _in_progress.set(_in_progress.get() | {id(module)})
     try:
-        with all_or_nothing([module]), _its_own_class(module), _set_aside(module, known=known):
+        with all_or_nothing([module]), _set_aside(module, known=known):
+            stay_itself(module)
             args = (_batched(module, args[0]), *args[1:]) if args else args
             _infer(module, args, kwargs, known=known)
     finally:
@@ -73,7 +74,8 @@ def finish_loaded(module: nn.Module) -> bool:
         return False
     token = _in_progress.set(_in_progress.get() | {id(module)})
     try:
-        with all_or_nothing([module]), _its_own_class(module):
+        with all_or_nothing([module]):
+            stay_itself(module)
             if not settle_sizes(module):
                 return False
             module.__dict__.pop(LOADED, None)
@@ -116,13 +118,14 @@ def _batched(module: nn.Module, value: Any) -> Any:
     return value
 
 
-@contextmanager
-def _its_own_class(module: nn.Module) -> Iterator[None]:
-    """A subclass that does not say what it becomes stays what it is: turned into the base it would lose its methods."""
+def stay_itself(module: nn.Module) -> None:
+    """Let a subclass that does not say what it becomes stay what it is: turned into its base it would lose its methods.
+
+    Torch looks the class up on the instance, and so does its compiler, before the module is initialised.
+    """
     cls = type(module)
-    yield
-    if type(module) is not cls and "cls_to_become" not in vars(cls):
-        module.__class__ = cls
+    if getattr(cls, "cls_to_become", None) is not None and "cls_to_become" not in vars(cls):
+        module.__dict__["cls_to_become"] = None
 
 
 @contextmanager

@@ -20,27 +20,44 @@ from devconv import flag
 from devconv import torch_internals as internals
 from devconv.errors import LazyDeviceError, UninitializedTensorError
 
-from .finishing import LOCK, finish, in_progress
+from .finishing import LOCK, finish, in_progress, stay_itself
 from .naming import module_name
 from .nested import tensors_in
 from .pending import is_pending, lazy_tensors, target_of
 from .refusing import CURE
 from .sizes import own_tensors
 
-__all__ = ["guard_call", "guard_inference", "refuse_replicas"]
+__all__ = ["guard_call", "guard_inference", "keep_subclasses", "refuse_replicas"]
 
 
 def guard_call(stock: Any) -> Callable[..., Any]:
     """``LazyModuleMixin.__call__``, which stock torch does not have: ``nn.Module``'s, with the pre-hook guarded."""
     del stock
 
-    def __call__(self: LazyModuleMixin, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is one
-        if isinstance(self, nn.Module) and flag.active() and is_pending(self):
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it is one
+        try:
+            call = super(LazyModuleMixin, self).__call__
+        except TypeError:
+            # Another thread has made it what it becomes since this call began.
+            return type(self).__call__(self, *args, **kwargs)
+        if flag.active() and is_pending(self):
             with _guarded(self):
-                return super(LazyModuleMixin, self).__call__(*args, **kwargs)
-        return super(LazyModuleMixin, self).__call__(*args, **kwargs)  # type: ignore[misc]
+                return call(*args, **kwargs)
+        return call(*args, **kwargs)
 
     return __call__
+
+
+def keep_subclasses(stock: Callable[..., None]) -> Callable[..., None]:
+    """The constructor of lazy modules: torch's compiler asks what a module becomes before anything else is called."""
+
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
+        stock(self, *args, **kwargs)
+        if flag.active():
+            stay_itself(self)
+
+    return __init__
 
 
 def guard_inference(stock: Callable[..., None]) -> Callable[..., None]:
@@ -94,19 +111,21 @@ def _guarded(module: nn.Module) -> Iterator[None]:
     hooks = internals.pre_hooks_of(module)
     with LOCK:
         handle = internals.pending_handle(module)
-        hook = hooks.get(handle.id) if handle is not None else None
-        guard: _Guard | None = hook if isinstance(hook, _Guard | None) else _Guard(hook)
-        if guard is not None and handle is not None:
-            hooks[handle.id] = guard
+        key = -1 if handle is None else handle.id
+        if key in hooks:
+            hook = hooks[key]
+            guard = hook if isinstance(hook, _Guard) else _Guard(hook)
+            hooks[key] = guard
             guard.calls += 1
     try:
         yield
     finally:
-        if guard is not None and handle is not None:
-            with LOCK:
-                guard.calls -= 1
-                if guard.calls == 0 and hooks.get(handle.id) is guard:
-                    hooks[handle.id] = guard.hook
+        with LOCK:
+            current = hooks.get(key)
+            if isinstance(current, _Guard):
+                current.calls -= 1
+                if current.calls == 0:
+                    hooks[key] = current.hook
 
 
 def _check_device(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -111,7 +111,8 @@ def _fill(
         notes.append(f"one real forward pass was run: {error.why}")
         layers.clear()
         with all_or_nothing(pending.values()):
-            rehearse(model, inputs, kwargs, devices[0], {device.type for device in devices}, initialise)
+            unread = rehearse(model, inputs, kwargs, devices[0], {device.type for device in devices}, initialise)
+            notes += [f"the generator of {kind} cannot be read, and is where the pass left it" for kind in unread]
             _synchronize(devices)
     ended = time.perf_counter()
     return MaterializeReport(

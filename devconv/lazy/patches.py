@@ -26,6 +26,7 @@ def lazy_patches() -> tuple[Patch, ...]:
     """The lines of the table, made once."""
     return (
         Patch(LazyModuleMixin, "__call__", first_call.guard_call),
+        Patch(LazyModuleMixin, "__init__", first_call.keep_subclasses),
         Patch(LazyModuleMixin, internals.INFER, first_call.guard_inference),
         Patch(LazyModuleMixin, internals.REPLICATE, first_call.refuse_replicas),
         Patch(nn.Module, internals.LOAD, loading.load_one_module),

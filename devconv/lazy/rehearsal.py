@@ -6,7 +6,6 @@ their own, so that they are the same as if nothing had been computed between the
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from devconv import torch_internals as internals
-from devconv.registry import backend_for
 
+from .generators import Generators
 from .nested import map_tensors
 from .pending import pending_modules
 from .spec import TensorSpec
@@ -29,7 +28,7 @@ Draw = Callable[[str, nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 def rehearse(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device, devices: set[str], draw: Draw
-) -> None:
+) -> list[str]:
     """Run `model` once, calling ``draw(name, module, args, kwargs)`` for each lazy module at its first call.
 
     Args:
@@ -39,10 +38,13 @@ def rehearse(
         device: where stand-ins for inputs are made.
         devices: device types whose generators the pass may use.
         draw: initialises a lazy module.
+
+    Returns:
+        The device types whose generators could not be read, and are where the pass left them.
     """
     args, kwargs = map_tensors((args, kwargs), lambda leaf: _real(leaf, device))
     pending = pending_modules(model)
-    streams = _Generators(devices)
+    streams = Generators(devices)
     for_init = streams.state()
     fresh: list[tuple[Tensor, Tensor]] = []
 
@@ -70,6 +72,7 @@ def rehearse(
                 if not nn.parameter.is_lazy(buffer):
                     buffer.copy_(values)
         streams.restore(for_init)
+    return streams.unreadable
 
 
 @contextmanager
@@ -99,24 +102,3 @@ def _real(leaf: Tensor | TensorSpec, device: torch.device) -> Tensor:
     if isinstance(leaf, TensorSpec):
         return leaf.empty(device)
     return torch.zeros_like(leaf, device=device) if leaf.is_meta else leaf
-
-
-class _Generators:
-    """Host and device generators that a pass may draw from, as far as they can be read."""
-
-    def __init__(self, devices: set[str]) -> None:
-        self._modules: list[Any] = []
-        for kind in sorted(devices - {"cpu", "meta"}):
-            module = getattr(torch, kind, None)
-            source = module if hasattr(module, "get_rng_state") else backend_for(kind)
-            if hasattr(source, "get_rng_state") and hasattr(source, "set_rng_state"):
-                self._modules.append(source)
-
-    def state(self) -> list[Any]:
-        return [torch.get_rng_state(), random.getstate(), *(module.get_rng_state() for module in self._modules)]
-
-    def restore(self, state: list[Any]) -> None:
-        torch.set_rng_state(state[0])
-        random.setstate(state[1])
-        for module, value in zip(self._modules, state[2:], strict=True):
-            module.set_rng_state(value)

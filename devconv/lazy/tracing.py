@@ -9,10 +9,7 @@ tensor.
 from __future__ import annotations
 
 import linecache
-import random
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -20,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.overrides import TorchFunctionMode
 
 from devconv import torch_internals as internals
@@ -27,6 +25,7 @@ from devconv.errors import ShapeInferenceError
 
 from .blank import draws
 from .finishing import finish
+from .generators import quiet
 from .nested import map_tensors
 from .pending import is_pending
 from .shadow import Shadow, meta_twin
@@ -34,8 +33,9 @@ from .shortcuts import shortcut
 from .spec import TensorSpec
 from .undo import all_or_nothing
 
-__all__ = ["FALLBACK", "Call", "OnDevice", "first_calls", "quiet"]
+__all__ = ["FALLBACK", "Call", "OnDevice", "first_calls"]
 
+_CLOSURE = "a closure called a module of the model itself, where a copy of the model was being followed"
 FALLBACK = 'Pass fallback="forward" to run one real forward pass instead.'
 
 
@@ -90,8 +90,7 @@ def first_calls(
             raise ShapeInferenceError(name, line, why, FALLBACK) from error
         for module in pending:
             if not is_pending(module):
-                why = "a closure called the module itself, where a copy of the model was being followed"
-                raise ShapeInferenceError(shadow.names[id(module)], "", why, FALLBACK)
+                raise ShapeInferenceError(shadow.names[id(module)], "", _CLOSURE, FALLBACK)
     return calls
 
 
@@ -121,9 +120,15 @@ class OnDevice(TorchFunctionMode):
             self._answers = {getter: kind == device.type for getter, kind in _KINDS.items()} | {_DEVICE: device}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if func in self._answers and args[0].is_meta:
+        if func in self._answers and args[0].is_meta and _has_shape(args[0]):
             return self._answers[func]
         return func(*args, **(kwargs or {}))
+
+
+def _has_shape(tensor: Tensor) -> bool:
+    """False for what a lazy tensor itself looks at to find its device, where the truth is needed: its ``data``, empty,
+    which for a buffer is lazy too."""
+    return isinstance(tensor, UninitializedParameter) or (not is_lazy(tensor) and tensor.numel() > 0)
 
 
 class _Following(OnDevice):
@@ -139,14 +144,29 @@ class _Following(OnDevice):
             # On meta there is nothing to fill, and torch's kernels for it are slow.
             tensor = args[0] if args else kwargs["tensor"]
             return tensor if tensor.is_meta else func(*args, **kwargs)
-        if kwargs.get("device") is not None and _is_elsewhere(kwargs["device"]):
+        if kwargs.get("device") is not None and self._is_the_models(kwargs["device"]):
             kwargs = {key: value for key, value in kwargs.items() if key != "generator"} | {"device": "meta"}
-        if _has_meta((args, kwargs)):
-            args, kwargs = _to_meta(args), _to_meta(kwargs)
+        kinds = set(_kinds((args, kwargs)))
+        if None in kinds:
+            raise RuntimeError(_CLOSURE)
+        if kinds == {True}:
             result = shortcut(func, args, kwargs)
             if result is not None:
                 return result
+        if kinds == {True, False}:
+            # Some operations want a tensor on the host (a packed sequence's batch sizes): as little as possible moves.
+            for chosen in (_nothing, torch.is_floating_point):
+                try:
+                    return func(*_to_meta(args, chosen), **_to_meta(kwargs, chosen))
+                except RuntimeError:
+                    continue
+            args, kwargs = _to_meta(args, _everything), _to_meta(kwargs, _everything)
         return func(*args, **kwargs)
+
+    def _is_the_models(self, device: Any) -> bool:
+        """What is made on the device that the model is believed to be on belongs to meta; the rest is host arithmetic."""
+        device = torch.device(device)
+        return device.type != "cpu" or device == self._answers.get(_DEVICE)
 
 
 def _getter(name: str) -> Any:
@@ -161,10 +181,6 @@ _MOVES = frozenset(
     for function in (getattr(Tensor, name, None) for name in ("to", "cuda", "cpu", "xpu", "ipu", "mtia"))
     if function is not None
 )
-
-
-def _is_elsewhere(device: Any) -> bool:
-    return torch.device(device).type != "cpu"
 
 
 def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -190,35 +206,31 @@ def _moved(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     )
 
 
-def _has_meta(value: Any) -> bool:
+def _kinds(value: Any) -> Iterator[bool | None]:
+    """Whether each tensor in the arguments of an operation is on meta; None for a lazy tensor of the model itself."""
     if isinstance(value, Tensor):
-        return value.is_meta
-    if isinstance(value, tuple | list):
-        return any(_has_meta(item) for item in value)
-    return isinstance(value, dict) and any(_has_meta(item) for item in value.values())
+        yield None if is_lazy(value) and not value.is_meta else value.is_meta
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _kinds(item)
+    elif isinstance(value, dict):
+        yield from _kinds(tuple(value.values()))
 
 
-def _to_meta(value: Any) -> Any:
+def _to_meta(value: Any, chosen: Callable[[Tensor], bool]) -> Any:
     if isinstance(value, Tensor):
-        return value if value.is_meta else meta_twin(value)
+        return meta_twin(value) if not value.is_meta and chosen(value) else value
     if isinstance(value, list) or type(value) is tuple:
-        return type(value)(_to_meta(item) for item in value)
-    return {key: _to_meta(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return type(value)(_to_meta(item, chosen) for item in value)
+    return {key: _to_meta(item, chosen) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Leave the host's random number generators as they were."""
-    state, python_state = torch.get_rng_state(), random.getstate()
-    numpy = sys.modules.get("numpy")
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python_state)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+def _nothing(tensor: Tensor) -> bool:  # noqa: ARG001 - one of the choices of _to_meta
+    return False
+
+
+def _everything(tensor: Tensor) -> bool:  # noqa: ARG001 - as above
+    return True
 
 
 def place_of(error: BaseException, names: dict[int, str]) -> tuple[str, str]:

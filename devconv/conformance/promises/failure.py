@@ -26,7 +26,9 @@ class Injected(RuntimeError):
 
 
 @contextmanager
-def instead(lane: Lane, replacement: Callable[[Callable[..., Any]], Callable[..., Any]], *methods: str) -> Iterator[None]:
+def instead(
+    lane: Lane, replacement: Callable[[Callable[..., Any]], Callable[..., Any]], *methods: str
+) -> Iterator[None]:
     """Exchange methods of the backends that a conversion of `lane` can ask: the device's own and the host's.
 
     Only calls from outside are exchanged: a backend may build one of its methods on another.
@@ -64,7 +66,7 @@ def _outermost(real: Callable[..., Any], other: Callable[..., Any]) -> Callable[
 def _picture(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     """Objects, places and numbers of a model and its optimizer's state."""
     state = [value for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)]
-    picture = []
+    picture: list[Any] = []
     for tensor in [*model.parameters(), *model.buffers(), *state]:
         values = None if tensor.is_meta else tensor.detach().cpu().tolist()
         picture.append((id(tensor), str(tensor.device), tensor.dtype, tensor.requires_grad, values))
@@ -186,6 +188,8 @@ def a_dtype_that_the_device_lacks_is_refused(lane: Lane) -> None:
         model[1].register_buffer("odd", torch.zeros(2, dtype=dtype))
     else:
         model[1].register_buffer("odd", torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, lacking[0]))
-    error = expect_raises(devconv.ConversionRefused, lambda: devconv.convert(model, lane.device), "converting the model")
+    error = expect_raises(
+        devconv.ConversionRefused, lambda: devconv.convert(model, lane.device), "converting the model"
+    )
     expect("1.odd" in str(error), f"the refusal does not name the buffer 1.odd: {error}")
     expect_equal({parameter.device.type for parameter in model.parameters()}, {"cpu"}, "devices afterwards")

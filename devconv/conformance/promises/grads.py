@@ -12,7 +12,8 @@ from ..models import batch, mlp, targets
 
 def loss_of(model: torch.nn.Module, inputs: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     """Mean squared error."""
-    return ((model(inputs) - wanted) ** 2).mean()
+    loss: torch.Tensor = ((model(inputs) - wanted) ** 2).mean()
+    return loss
 
 
 def host_grads(passes: int = 1) -> dict[str, torch.Tensor]:
@@ -29,13 +30,15 @@ def expect_grads(model: torch.nn.Module, move: Move, passes: int = 1) -> None:
     for name, parameter in model.named_parameters():
         grad = parameter.grad
         if grad is None:
-            expect(False, f"{name} has no gradient")  # noqa: FBT003
+            expect(False, f"{name} has no gradient")
             continue
         expect_equal((grad.device, grad.dtype), (parameter.device, parameter.dtype), f"device and dtype of {name}.grad")
         expect_close(grad, wanted[name], f"{name}.grad", move.tolerance)
 
 
-@promise(cure="Treat gradients as tensors like any other in Backend.send(), fetch() and copy().", needs="values autograd")
+@promise(
+    cure="Treat gradients as tensors like any other in Backend.send(), fetch() and copy().", needs="values autograd"
+)
 def gradients_move_with_their_parameters(lane: Lane, move: Move) -> None:
     """A gradient that was there before the move is there afterwards, converted like its parameter."""
     model = move.place(mlp())
@@ -83,7 +86,10 @@ def gradients_accumulate_across_the_move(lane: Lane, move: Move) -> None:
     expect_grads(model, move, passes=2)
 
 
-@promise(cure="Copy between the devices under autograd (Tensor.to) must work inside a backward pass.", needs="values autograd")
+@promise(
+    cure="Copy between the devices under autograd (Tensor.to) must work inside a backward pass.",
+    needs="values autograd",
+)
 def a_graph_recorded_before_the_move_delivers(lane: Lane, move: Move) -> None:
     """A loss computed before the move, differentiated after it, gives the parameters their gradients."""
     model = move.place(mlp())

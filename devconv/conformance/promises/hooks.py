@@ -13,11 +13,14 @@ from ..lane import Lane, Move
 from ..models import batch, mlp, targets
 from .grads import loss_of
 
+
 def _backward(model: nn.Module, move: Move) -> None:
     loss_of(model, move.after(batch()), move.after(targets())).backward()
 
 
-@promise(cure="Leave Backend.in_place at None; if it is, the device's autograd does not run tensor hooks.", needs="autograd")
+@promise(
+    cure="Leave Backend.in_place at None; if it is, the device's autograd does not run tensor hooks.", needs="autograd"
+)
 def a_gradient_hook_fires_after_the_move(lane: Lane, move: Move) -> None:
     """A hook registered before the move sees each gradient once, where the parameter is now."""
     model, seen = move.place(mlp()), []
@@ -92,11 +95,13 @@ def an_optimizer_in_the_backward_pass_works_on(lane: Lane, move: Move) -> None:
     """A step taken in post-accumulate hooks, with a dict keyed by parameter, trains the moved model."""
     model, twin = move.place(mlp()), mlp()
     for each in (model, twin):
-        optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in each.parameters()}
+        optimizers: dict[Tensor, Any] = {
+            parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in each.parameters()
+        }
 
         def step(parameter: Tensor, optimizers: dict[Tensor, Any] = optimizers) -> None:
-            optimizers[parameter].step()  # type: ignore[index]
-            optimizers[parameter].zero_grad()  # type: ignore[index]
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
 
         for parameter in each.parameters():
             parameter.register_post_accumulate_grad_hook(step)

@@ -116,7 +116,9 @@ def a_moved_model_can_be_copied(lane: Lane, move: Move) -> None:
     if lane.has_values:
         with torch.no_grad():
             twin[0].weight.fill_(0.0)
-        expect_close(model[0].weight.to("cpu", torch.float32), mlp()[0].weight, "the model after a write", move.tolerance)
+        expect_close(
+            model[0].weight.to("cpu", torch.float32), mlp()[0].weight, "the model after a write", move.tolerance
+        )
 
 
 @promise(cure="Register storage serialisation for the device, or move to the host before saving.", needs="values")
@@ -129,7 +131,10 @@ def a_moved_model_can_be_pickled(lane: Lane, move: Move) -> None:
     expect_close(back[0].weight.to("cpu", torch.float32), mlp()[0].weight, "0.weight", move.tolerance)
 
 
-@promise(cure="Register storage serialisation for the device in torch, so that torch.load(map_location='cpu') works.", needs="values")
+@promise(
+    cure="Register storage serialisation for the device in torch, so that torch.load(map_location='cpu') works.",
+    needs="values",
+)
 def a_checkpoint_of_a_moved_model_loads_on_the_host(lane: Lane, move: Move) -> None:
     """What ``torch.save`` writes of a moved model's state dict loads into a model on the host."""
     model = move.place(Normed())

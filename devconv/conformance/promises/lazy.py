@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -14,8 +16,8 @@ from ..lane import Lane, Move
 from ..models import batch, numbers, targets
 
 
-def lazy_mlp() -> nn.Sequential:
-    """Two lazy layers; takes what the other models take."""
+def lazy_mlp() -> Any:
+    """Two lazy layers, an ``nn.Sequential``; takes what the other models take."""
     return nn.Sequential(nn.LazyLinear(4), nn.Tanh(), nn.LazyLinear(2))
 
 
@@ -101,7 +103,10 @@ def materialize_makes_every_parameter_on_the_device(lane: Lane, move: Move) -> N
     expect_equal(tuple(model[2].weight.shape), (2, 4), "shape of 2.weight")
 
 
-@promise(cure="Repair Backend.send(): numbers that are drawn on the host are sent one tensor at a time.", needs="values foreign")
+@promise(
+    cure="Repair Backend.send(): numbers that are drawn on the host are sent one tensor at a time.",
+    needs="values foreign",
+)
 def the_same_seed_gives_the_same_model_on_every_device(lane: Lane) -> None:
     """With ``init="host"`` a lazy model materialised on the device equals the one on the host, bit for bit."""
     models = lazy_mlp(), lazy_mlp()

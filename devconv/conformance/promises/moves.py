@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,10 @@ def here(lane: Lane, tensors: list[Tensor]) -> list[Tensor]:
     return [tensor.to(lane.device) for tensor in tensors]
 
 
-@promise(cure="Return from Backend.send() one tensor for each given one, in order, with its shape and numbers.", needs="values")
+@promise(
+    cure="Return from Backend.send() one tensor for each given one, in order, with its shape and numbers.",
+    needs="values",
+)
 def send_keeps_numbers_and_order(lane: Lane) -> None:
     """A batch of tensors of different dtypes and shapes arrives whole, in order."""
     sources = assorted()
@@ -156,7 +161,9 @@ def copy_casts_on_the_device(lane: Lane) -> None:
     expect_close(copied, numbers(4).to(lane.cast), "the numbers that were cast")
 
 
-@promise(cure="Send to `device` in Backend.copy(); go through the host where there is no direct way.", needs="values second")
+@promise(
+    cure="Send to `device` in Backend.copy(); go through the host where there is no direct way.", needs="values second"
+)
 def copy_reaches_the_other_device(lane: Lane) -> None:
     """Tensors move from one device of the type to another, with their numbers."""
     assert lane.second is not None
@@ -177,7 +184,10 @@ def a_source_may_be_dropped_after_a_non_blocking_send(lane: Lane) -> None:
         expect_close(tensor, wanted, f"tensor {index} of a non-blocking send")
 
 
-@promise(cure="Preserve strides in Backend.send(), fetch() and copy(), or say strides=False in Capabilities.", needs="strides")
+@promise(
+    cure="Preserve strides in Backend.send(), fetch() and copy(), or say strides=False in Capabilities.",
+    needs="strides",
+)
 def strides_survive(lane: Lane) -> None:
     """Transposed and channels-last tensors keep their strides on the way there, there, and on the way back."""
     sources = [numbers(4, 3).t(), numbers(2, 3, 4, 5).to(memory_format=torch.channels_last)]
@@ -189,7 +199,9 @@ def strides_survive(lane: Lane) -> None:
             expect_equal(got.stride(), source.stride(), f"strides after {what}()")
 
 
-@promise(cure="Compare Backend.send() and fetch() with Tensor.to(): a model's numbers changed on the way.", needs="values")
+@promise(
+    cure="Compare Backend.send() and fetch() with Tensor.to(): a model's numbers changed on the way.", needs="values"
+)
 def a_model_arrives_with_its_numbers(lane: Lane, move: Move) -> None:
     """Every parameter and buffer of a model has its numbers afterwards."""
     model, twin = move.place(Normed()), Normed()
@@ -258,14 +270,17 @@ def the_route_is_the_one_that_the_device_needs(lane: Lane, move: Move) -> None:
 @promise(cure="Repair Backend.send(): inputs take the same way as models.", needs="values")
 def nested_inputs_arrive(lane: Lane) -> None:
     """`devconv.move` takes dicts, lists and tuples of tensors there, and leaves everything else as it is."""
-    moved = devconv.move({"a": [numbers(3), 7], "b": (torch.arange(2), "text")}, lane.device)
+    moved: Any = devconv.move({"a": [numbers(3), 7], "b": (torch.arange(2), "text")}, lane.device)
     expect_equal(moved["a"][0].device, lane.device, "device of a tensor in a list in a dict")
     expect_close(moved["a"][0], numbers(3), "its numbers")
     expect_close(moved["b"][0], torch.arange(2), "the numbers of a tensor in a tuple")
     expect_equal((moved["a"][1], moved["b"][1]), (7, "text"), "what is no tensor")
 
 
-@promise(cure="Repair Backend.copy() and fetch(): a model that is spread over devices must come together.", needs="values second")
+@promise(
+    cure="Repair Backend.copy() and fetch(): a model that is spread over devices must come together.",
+    needs="values second",
+)
 def a_model_spread_over_devices_comes_together(lane: Lane) -> None:
     """A model with parts on the host and on two devices arrives whole on one."""
     assert lane.second is not None

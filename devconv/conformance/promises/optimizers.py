@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.optim import SGD, Adagrad, Adam, AdamW, LBFGS, Optimizer
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 import devconv
@@ -53,7 +52,10 @@ def adam_keeps_its_moments(lane: Lane, move: Move) -> None:
     _like_a_twin(lane, move, lambda parameters: Adam(parameters, lr=0.05))
 
 
-@promise(cure="Support the device in torch's foreach operators, or their fall-back, tensor by tensor.", needs="values autograd")
+@promise(
+    cure="Support the device in torch's foreach operators, or their fall-back, tensor by tensor.",
+    needs="values autograd",
+)
 def adamw_by_foreach_goes_on(lane: Lane, move: Move) -> None:
     """AdamW with ``foreach=True`` goes on as a twin that never moved."""
     _like_a_twin(lane, move, lambda parameters: AdamW(parameters, lr=0.05, foreach=True))
@@ -65,7 +67,10 @@ def adagrad_keeps_its_sums(lane: Lane, move: Move) -> None:
     _like_a_twin(lane, move, lambda parameters: Adagrad(parameters, lr=0.1))
 
 
-@promise(cure="Repair Backend.send(), fetch() and copy(): LBFGS keeps lists of tensors, which move too.", needs="values autograd")
+@promise(
+    cure="Repair Backend.send(), fetch() and copy(): LBFGS keeps lists of tensors, which move too.",
+    needs="values autograd",
+)
 def lbfgs_keeps_its_history(lane: Lane, move: Move) -> None:
     """LBFGS, whose state is lists of tensors, goes on after the move and does not get worse."""
     model = move.place(mlp())
@@ -130,7 +135,9 @@ def follow_brings_an_optimizer_after_the_fact(lane: Lane) -> None:
         expect_close(got, wanted, f"{name} after 3 + 3 steps", 6 * lane.precision)
 
 
-@promise(cure="Register storage serialisation for the device, or move to the host before saving.", needs="values autograd")
+@promise(
+    cure="Register storage serialisation for the device, or move to the host before saving.", needs="values autograd"
+)
 def the_optimizers_checkpoint_loads_on_the_host(lane: Lane, move: Move) -> None:
     """The optimizer's state dict after the move loads into an optimizer on the host, which goes on from there."""
     model = move.place(mlp())
@@ -144,4 +151,6 @@ def the_optimizers_checkpoint_loads_on_the_host(lane: Lane, move: Move) -> None:
     wanted = Adam(reference.parameters(), lr=0.05)
     steps(reference, wanted, lambda tensor: tensor, lane)
     for (name, parameter), original in zip(twin.named_parameters(), reference.parameters(), strict=True):
-        expect_close(other.state[parameter]["exp_avg"], wanted.state[original]["exp_avg"], f"exp_avg of {name}", move.tolerance)
+        expect_close(
+            other.state[parameter]["exp_avg"], wanted.state[original]["exp_avg"], f"exp_avg of {name}", move.tolerance
+        )

@@ -10,9 +10,9 @@ import torch
 
 import devconv
 
+from ..check import promise
 from ..expecting import BrokenPromise, expect, expect_close, expect_equal, expect_raises
 from ..lane import Lane
-from ..check import promise
 from ..models import numbers
 
 DTYPES = (
@@ -45,9 +45,9 @@ def backend_loads(lane: Lane) -> None:
 @promise(cure="Call torch.utils.rename_privateuse1_backend(...) in Backend.load(), before it returns.")
 def torch_knows_the_device_type(lane: Lane) -> None:
     """Once the backend is loaded, torch reads the device type by its name."""
-    assert lane.backend
+    backend = lane.backend
     try:
-        parsed = torch.device(lane.device_type)
+        parsed = torch.device(backend.device_type)
     except RuntimeError as error:
         raise BrokenPromise(f"torch.device({lane.device_type!r}) raises: {error}") from error
     expect_equal(parsed.type, lane.device_type, "type of the parsed device")
@@ -107,9 +107,7 @@ def preparing_again_changes_nothing(lane: Lane) -> None:
     expect_equal(settings(), before, "current index, default dtype, grad mode and generator after prepare()")
 
 
-@promise(
-    cure="Leave Backend.in_place at None, or say what `parameter.data = tensor` does.", needs="foreign"
-)
+@promise(cure="Leave Backend.in_place at None, or say what `parameter.data = tensor` does.", needs="foreign")
 def the_word_about_in_place_is_true(lane: Lane) -> None:
     """A backend that says that parameters are updated in place has a device that takes ``parameter.data = tensor``."""
     said = lane.backend.in_place
@@ -120,7 +118,10 @@ def the_word_about_in_place_is_true(lane: Lane) -> None:
         works = parameter.device == lane.device
     except (RuntimeError, TypeError):
         works = False
-    expect(said is not True or works, f"in_place is True, but a host parameter's .data cannot be set to a tensor on {lane.device}")
+    expect(
+        said is not True or works,
+        f"in_place is True, but a host parameter's .data cannot be set to a tensor on {lane.device}",
+    )
 
 
 @promise(cure="List the dtype in Capabilities.unsupported_dtypes, or repair its copies.", needs="values")
@@ -140,7 +141,9 @@ def the_dtypes_that_are_denied_are_missing(lane: Lane) -> None:
     """A dtype that is declared unsupported really does not arrive: no check is avoided by saying too little."""
     for dtype in DTYPES:
         if not lane.backend.capabilities.holds(dtype):
-            expect(not _arrives(sample(dtype), lane.device), f"{dtype} is declared unsupported, but {lane.device} holds it")
+            expect(
+                not _arrives(sample(dtype), lane.device), f"{dtype} is declared unsupported, but {lane.device} holds it"
+            )
 
 
 def _arrives(source: torch.Tensor, device: torch.device) -> bool:
@@ -210,7 +213,9 @@ def synchronize_takes_one_device_and_all(lane: Lane) -> None:
     lane.backend.synchronize()
 
 
-@promise(cure="Guard the backend's shared state with a lock, or say threads=False in Capabilities.", needs="values threads")
+@promise(
+    cure="Guard the backend's shared state with a lock, or say threads=False in Capabilities.", needs="values threads"
+)
 def two_threads_may_use_the_backend_at_once(lane: Lane) -> None:
     """Four threads send and fetch at once, and each gets its own numbers back."""
     start, seen = threading.Barrier(4), []
@@ -238,10 +243,11 @@ def two_threads_may_use_the_backend_at_once(lane: Lane) -> None:
 _PROGRAM = "import devconv, torch, torch.nn as nn; devconv.convert(nn.Linear(2, 2), {name!r})"
 
 
-@promise(cure="Shut the runtime down in an atexit handler of your library, before static destructors run.", needs="installed")
+@promise(
+    cure="Shut the runtime down in an atexit handler of your library, before static destructors run.", needs="installed"
+)
 def a_program_that_used_the_device_ends_cleanly(lane: Lane) -> None:
     """A process that moved a model to the device ends with exit status 0."""
-    assert lane.backend
     program = [sys.executable, "-c", _PROGRAM.format(name=lane.device_type)]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - ourselves
     expect_equal(ended.returncode, 0, f"exit status (stderr ends: {ended.stderr[-300:].strip()!r})")

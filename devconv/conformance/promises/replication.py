@@ -26,7 +26,9 @@ def broadcast_gives_every_device_its_own_copies(lane: Lane) -> None:
     devices = pair(lane)
     for given in (sources, [source.to(lane.device) for source in sources]):
         rows = lane.backend.broadcast(given, devices)
-        expect_equal([[tensor.device for tensor in row] for row in rows], [[device] * 2 for device in devices], "devices")
+        expect_equal(
+            [[tensor.device for tensor in row] for row in rows], [[device] * 2 for device in devices], "devices"
+        )
         rows[0][0].fill_(9.0)
         for got, wanted in zip(rows[1], sources, strict=True):
             expect_close(got, wanted, "second list, after a write into the first")
@@ -72,23 +74,29 @@ def gradients_of_replicas_meet_in_the_original(lane: Lane) -> None:
     wanted = host_grads(passes=2)
     for name, parameter in model.named_parameters():
         expect(parameter.grad is not None, f"{name} has no gradient")
-        expect_close(parameter.grad, wanted[name], f"{name}.grad", 2 * lane.precision)  # type: ignore[arg-type]
+        expect_close(parameter.grad, wanted[name], f"{name}.grad", 2 * lane.precision)
 
 
-@promise(cure="Repair Backend.send() and fetch(): gradients cross between host and device by them.", needs="values autograd foreign")
+@promise(
+    cure="Repair Backend.send() and fetch(): gradients cross between host and device by them.",
+    needs="values autograd foreign",
+)
 def host_and_device_train_one_model(lane: Lane) -> None:
     """A replica on the host and one on the device leave their gradients in one model."""
     model = mlp()
-    for replica, device in zip(devconv.replicate(model, ["cpu", lane.device]), ("cpu", lane.device), strict=True):
+    devices = [torch.device("cpu"), lane.device]
+    for replica, device in zip(devconv.replicate(model, devices), devices, strict=True):
         loss_of(replica, batch().to(device), targets().to(device)).backward()
     wanted = host_grads(passes=2)
     for name, parameter in model.named_parameters():
         expect(parameter.grad is not None, f"{name} has no gradient")
-        expect_close(parameter.grad, wanted[name], f"{name}.grad", 2 * lane.precision)  # type: ignore[arg-type]
+        expect_close(parameter.grad, wanted[name], f"{name}.grad", 2 * lane.precision)
 
 
 class _Counting(nn.Module):
     """Writes into a buffer in place, as BatchNorm does."""
+
+    seen: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,8 +124,9 @@ def data_parallel_trains_as_one_device(lane: Lane) -> None:
     devconv.convert(model, lane.device)
     parallel = devconv.DataParallel(model, pair(lane))
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin)]
+    devices = [lane.device, torch.device("cpu")]
     for _ in range(3):
-        for module, optimizer, device in zip((parallel, twin), optimizers, (lane.device, "cpu"), strict=True):
+        for module, optimizer, device in zip((parallel, twin), optimizers, devices, strict=True):
             optimizer.zero_grad()
             loss_of(module, batch().to(device), targets().to(device)).backward()
             optimizer.step()

@@ -44,7 +44,9 @@ def own_rng_is_said_only_where_it_is_so(lane: Lane) -> None:
     torch.manual_seed(7)
     first = _draw(lane)
     torch.manual_seed(7)
-    expect(not torch.equal(_draw(lane), first), "own_rng is True, but torch.manual_seed alone repeats the device's numbers")
+    expect(
+        not torch.equal(_draw(lane), first), "own_rng is True, but torch.manual_seed alone repeats the device's numbers"
+    )
 
 
 @promise(cure="Draw no random numbers in Backend.load(), prepare(), send(), fetch() and copy().")

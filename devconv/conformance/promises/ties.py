@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import devconv
 
@@ -32,7 +32,9 @@ def a_shared_buffer_stays_one(lane: Lane, move: Move) -> None:
     expect_equal(model.encoder.mask.device, move.device, "its device")
 
 
-@promise(cure="See ties.a_shared_parameter_stays_one; repair in-place operations on the device.", needs="values autograd")
+@promise(
+    cure="See ties.a_shared_parameter_stays_one; repair in-place operations on the device.", needs="values autograd"
+)
 def a_shared_parameter_trains_as_one(lane: Lane, move: Move) -> None:
     """After a move an optimizer built before it trains the shared parameter, in both places."""
     model = move.place(Tied())
@@ -58,6 +60,9 @@ def views_of_one_storage_stay_views(lane: Lane, move: Move) -> None:
 class _Window(nn.Module):
     """A buffer that views a part of another one."""
 
+    table: Tensor
+    window: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("table", numbers(8))
@@ -70,10 +75,15 @@ def a_buffer_that_views_a_buffer_follows_it(lane: Lane, move: Move) -> None:
     model = move.place(_Window())
     move(model)
     model.table.fill_(3.0)
-    expect_close(model.window.to("cpu", torch.float32), torch.full((2,), 3.0), "the window after a write into the table")
+    expect_close(
+        model.window.to("cpu", torch.float32), torch.full((2,), 3.0), "the window after a write into the table"
+    )
 
 
-@promise(cure="Repair both Backend.send() and Backend.fetch(): the round trip must end where it began.", needs="foreign values")
+@promise(
+    cure="Repair both Backend.send() and Backend.fetch(): the round trip must end where it began.",
+    needs="foreign values",
+)
 def ties_survive_a_round_trip(lane: Lane) -> None:
     """There and back, a shared parameter is one object with its numbers."""
     model = Tied()
