@@ -97,7 +97,10 @@ def remembering(real: Callable[..., Any]) -> Callable[..., Any]:
     sent: dict[int, Tensor] = {}
 
     def send(tensors: list[Tensor], device: Any, **kwargs: Any) -> list[Tensor]:
-        return [sent.setdefault(tensor.data_ptr(), there) for tensor, there in zip(tensors, real(tensors, device, **kwargs))]
+        return [
+            sent.setdefault(tensor.data_ptr(), there)
+            for tensor, there in zip(tensors, real(tensors, device, **kwargs), strict=True)
+        ]
 
     return send
 
@@ -254,9 +257,7 @@ def _doors(through: Callable[..., Any], device_type: str = "lazy") -> Fault:
                 inside.yes = False
 
         def convert(module: nn.Module, *args: Any, optimizers: Any = None, **kwargs: Any) -> Any:
-            return once(
-                lambda: real_convert(module, *args, optimizers=optimizers, **kwargs), module, optimizers or ()
-            )
+            return once(lambda: real_convert(module, *args, optimizers=optimizers, **kwargs), module, optimizers or ())
 
         def to(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return once(lambda: real_to(module, *args, **kwargs), module, ())
@@ -404,7 +405,10 @@ FAULTS: dict[str, Fault] = {
         nn.Parameter, "__deepcopy__", lambda real: lambda parameter, memo: parameter
     ),
     "identity.a_moved_model_can_be_pickled": patched(
-        nn.Parameter, "__reduce_ex__", lambda real: lambda parameter, protocol: (nn.Parameter, (torch.zeros(4, 4),)), "cpu"
+        nn.Parameter,
+        "__reduce_ex__",
+        lambda real: lambda parameter, protocol: (nn.Parameter, (torch.zeros(4, 4),)),
+        "cpu",
     ),
     "identity.a_checkpoint_of_a_moved_model_loads_on_the_host": patched(
         torch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -31,14 +31,21 @@ def result() -> Result:
         for check, status in zip(CHECKS, STATUSES, strict=False)
     )
     facts = {
-        **{"backend": "acme.Backend", "origin": "acme 1.0", "in_place": None, "devices": 2, "device": "acme:0"},
-        **{"devconv": "0", "torch": "2", "python": "3", "capabilities": {"strides": True}},
+        "backend": "acme.Backend",
+        "origin": "acme 1.0",
+        "in_place": None,
+        "devices": 2,
+        "device": "acme:0",
+        "devconv": "0",
+        "torch": "2",
+        "python": "3",
+        "capabilities": {"strides": True},
     }
     return Result("acme", facts, outcomes, 3.0)
 
 
 def test_junit_is_xml_that_counts_failures_and_gaps(result):
-    suite = ElementTree.fromstring(to_junit(result)).find("testsuite")
+    suite = ET.fromstring(to_junit(result)).find("testsuite")
 
     assert suite is not None
     assert suite.attrib["tests"] == str(len(STATUSES))
