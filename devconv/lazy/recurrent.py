@@ -28,7 +28,7 @@ class _LazyRecurrent(ShapedByInput):
         super().begin(1, *args, **kwargs)
         self.input_size = 0
 
-    def initialize_parameters(self, input: Tensor | PackedSequence, hx: Any = None) -> None: # noqa: A002
+    def initialize_parameters(self, input: Tensor | PackedSequence, hx: Any = None) -> None:  # noqa: A002
         del hx
         if self.input_size == 0:
             if isinstance(input, Tensor) and input.dim() not in (2, 3):

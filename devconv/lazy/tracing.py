@@ -166,7 +166,7 @@ class _Following(OnDevice):
     def _is_the_models(self, device: Any) -> bool:
         """What is made on the device that the model is believed to be on belongs to meta; the rest is host arithmetic."""
         device = torch.device(device)
-        return device.type != "cpu" or device == self._answers.get(_DEVICE)
+        return bool(device.type != "cpu" or device == self._answers.get(_DEVICE))
 
 
 def _getter(name: str) -> Any:
