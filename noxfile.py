@@ -56,7 +56,9 @@ def _add_lane(lane: Lane) -> None:
     def run(session: nox.Session) -> None:
         _run_lane(session, lane)
 
-    run.__doc__ = f"The tests on the {lane.name} lane ({', '.join(ENVIRONMENTS[lane.environment].packages)})."
+    environment = ENVIRONMENTS[lane.environment]
+    pins = (ENVIRONMENTS[environment.base] if environment.base else environment).packages
+    run.__doc__ = f"The tests on the {lane.name} lane ({', '.join(pins)})."
 
 
 for _lane in LANES.values():
@@ -84,3 +86,54 @@ def docs(session: nox.Session) -> None:
     doctests = ("-m", "pytest", "--doctest-modules", "--doctest-glob=*.md")
     session.run(interpreter, *doctests, "devconv", "backends", *PAGES, env=variables(LANES["cpu"]), external=True)
     session.run(interpreter, "ci/links.py", *PAGES, external=True)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Ratios of conversion and replication against stock torch, printed; arguments go to ci/bench_conversion.py."""
+    lane = LANES["xla"]
+    interpreter, environment = python(session, lane.environment), variables(lane)
+    session.run(interpreter, "ci/bench_conversion.py", *session.posargs, env=environment, external=True)
+    session.run(interpreter, "ci/bench_replicate.py", env=environment, external=True)
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """Tens of thousands of random conversions on the CPU and on XLA, against twins that are never moved."""
+    for lane, examples in (("cpu", "20000"), ("xla", "1000")):
+        chosen = {
+            "HYPOTHESIS_PROFILE": "fuzz",
+            "DEVCONV_FUZZ_EXAMPLES": os.environ.get("DEVCONV_FUZZ_EXAMPLES", examples),
+        }
+        pytest = (
+            python(session, LANES[lane].environment),
+            "-m",
+            "pytest",
+            "--timeout=0",
+            "-o",
+            "faulthandler_timeout=0",
+        )
+        arguments = session.posargs or ["tests/fuzz"]
+        session.run(*pytest, *arguments, env=variables(LANES[lane]) | chosen, external=True)
+
+
+@nox.session(default=False)
+def mutants(session: nox.Session) -> None:
+    """Switch off one mechanism at a time; each must be noticed by a test. Arguments: words of mechanisms."""
+    for lane in ("cpu", "xla"):
+        interpreter = python(session, LANES[lane].environment)
+        session.run(interpreter, "ci/mutants.py", lane, *session.posargs, env=variables(LANES[lane]), external=True)
+
+
+@nox.session(default=False)
+def promises(session: nox.Session) -> None:
+    """Run every promise by devconv and by stock torch on every lane that can run, and write docs/promises.md."""
+    outcomes = []
+    for lane in (LANES[name] for name in session.posargs or ("cpu", "xla", "cuda", "acme")):
+        if (reason := lane.missing()) is not None:
+            session.warn(f"without the {lane.name} lane: {reason}")
+            continue
+        outcomes.append(f".nox/promises-{lane.name}.jsonl")
+        run = (python(session, lane.environment), "ci/promises.py", "run", lane.name, outcomes[-1])
+        session.run(*run, env=variables(lane), external=True)
+    session.run(python(session), "ci/promises.py", "write", *outcomes, external=True)
