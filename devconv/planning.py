@@ -169,12 +169,12 @@ def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bo
         for tensor in parameters.values():
             if tensor is None:
                 continue
-            cls = type(tensor)
-            if cls is not parameter_class and (_knows_better(cls) or not tensor.is_leaf):
+            kind = type(tensor)
+            if kind is not parameter_class and (_knows_better(kind) or not tensor.is_leaf):
                 return False
             if (device is not None and tensor.device != device) or (casts and dtype_for(tensor.dtype) is not tensor.dtype):
                 return False
-            grad = None if cls is not parameter_class and internals.is_lazy_class(cls) else tensor.grad
+            grad = None if kind is not parameter_class and internals.is_lazy_class(kind) else tensor.grad
             if grad is not None and (
                 (device is not None and grad.device != device) or dtype_for(grad.dtype) is not grad.dtype
             ):
@@ -182,8 +182,8 @@ def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bo
         for tensor in buffers.values():
             if tensor is None:
                 continue
-            cls = type(tensor)
-            if (cls is not Tensor and _knows_better(cls)) or tensor.requires_grad:
+            kind = type(tensor)
+            if (kind is not Tensor and _knows_better(kind)) or tensor.requires_grad:
                 return False
             if (device is not None and tensor.device != device) or (casts and dtype_for(tensor.dtype) is not tensor.dtype):
                 return False

@@ -84,7 +84,7 @@ def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) 
                     batch.entries.append(entry)
                     batch.dtypes.append(to_dtype)
                 elif entry.staged is None:
-                    entry.staged = ask(entry.tensor, fn)
+                    entry.staged = _ask_for(entry, fn)
                     _check_arrival(entry, entry.staged)
         for group in groups.values():
             _stage_group(group, transfer, batches)
@@ -106,6 +106,22 @@ def ask(tensor: Tensor, fn: Callable[[Tensor], Tensor]) -> Tensor:
     # A buffer or gradient that is the result of a computation keeps its graph, as in stock torch.
     with torch.set_grad_enabled(tensor.requires_grad and not tensor.is_leaf):
         return fn(tensor)
+
+
+def _ask_for(entry: Entry, fn: Callable[[Tensor], Tensor]) -> Tensor:
+    try:
+        return ask(entry.tensor, fn)
+    except (NotImplementedError, RuntimeError) as error:
+        if entry.tensor.layout is torch.strided and not entry.tensor.is_quantized:
+            raise
+        what = entry.decision.dtype if entry.tensor.is_quantized else entry.tensor.layout
+        refusal = Refusal(
+            entry.name,
+            str(entry.decision.device),
+            f"{entry.decision.target} cannot hold a tensor of {what}: {str(error).splitlines()[0]}",
+            "Make it dense first, with .to_dense() or .dequantize().",
+        )
+        raise ConversionRefused([refusal]) from error
 
 
 def _check_arrival(entry: Entry, staged: Tensor) -> None:
