@@ -68,6 +68,7 @@ def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) 
     """
     batches: dict[tuple[torch.device, torch.device], _Batch] = defaultdict(_Batch)
     groups: dict[int, list[Entry]] = {}
+    refusals: list[Refusal] = []
     plain = Kind.PLAIN
     simple = not transfer.empty and transfer.memory_format is None and not internals.fake_mode_is_active()
     with torch.no_grad():
@@ -84,8 +85,13 @@ def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) 
                     batch.entries.append(entry)
                     batch.dtypes.append(to_dtype)
                 elif entry.staged is None:
-                    entry.staged = _ask_for(entry, fn)
-                    _check_arrival(entry, entry.staged)
+                    try:
+                        entry.staged = _ask_for(entry, fn)
+                        _check_arrival(entry, entry.staged)
+                    except ConversionRefused as refused:
+                        refusals += refused.reasons
+        if refusals:
+            raise ConversionRefused(refusals)
         for group in groups.values():
             _stage_group(group, transfer, batches)
         for (device, target), batch in batches.items():
