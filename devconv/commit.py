@@ -46,6 +46,8 @@ class Commit:
         self.fn = fn
         self.adopt = adopt
         self.ghosts = 0
+        self.overwrote = False
+        """A parameter was replaced by another object."""
         self._done: list[tuple[Entry, Any]] = []
         """Entries in the order of their turn, each with what its undo needs."""
         self._slots: list[tuple[Table, str, Tensor]] = []
@@ -186,6 +188,7 @@ class Commit:
             vars(new).update(vars(entry.staged))
         carry_attributes(tensor, new)
         self._done.append((entry, (hooks,)))
+        self.overwrote = True
         if entry.live and tensor.requires_grad:
             ghost.attach(tensor, new)
             self.ghosts += 1

@@ -215,7 +215,12 @@ def _enter_overriding(request: _Request, commit: Commit) -> nn.Module:
 
 def _follow(request: _Request, commit: Commit, made: Plan) -> None:
     following.log_moves(commit.moves(), automatic=flag.active())
-    for optimizer in request.optimizers:
+    optimizers = list(request.optimizers)
+    if flag.active() and commit.overwrote:
+        # They hold objects that the model no longer has: waiting for the next step would be too late for whatever reads
+        # their gradients before it, such as GradScaler and gradient clipping.
+        optimizers += following.optimizers_alive()
+    for optimizer in optimizers:
         commit.then(following.reconcile(optimizer, made.notes))
 
 

@@ -8,6 +8,7 @@ somebody put elsewhere (offloaded, or float32 beside bfloat16 parameters) stays.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import weakref
@@ -131,6 +132,11 @@ def follow(*optimizers: Optimizer) -> None:
             raise OptimizerMismatchError(optimizer, "is no torch.optim.Optimizer")
     for optimizer in optimizers:
         reconcile(optimizer)
+
+
+def optimizers_alive() -> list[Optimizer]:
+    """Every optimizer of the process: torch keeps no list of them, Python's collector does."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
 
 
 def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, module: nn.Module) -> list[Optimizer]:

@@ -58,7 +58,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+# Every optimizer compiles programs of its own on XLA, a second or more each: a plain run takes those that nearly
+# everybody uses, through one door. `nox -s models` sets DEVCONV_EVERY_OPTIMIZER and takes all.
+EVERYDAY = ("sgd-momentum", "adam", "adamw-foreach", "adagrad", "lbfgs")
+
+
+def _is_long(item: pytest.Item) -> bool:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    if "move" not in parameters or "name" not in parameters or "test_optimizers" not in item.nodeid:
+        return False
+    conversion, mode = parameters["move"]
+    return conversion.needs == "xla" and (parameters["name"] not in EVERYDAY or mode == "convert")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not os.environ.get("DEVCONV_EVERY_OPTIMIZER") and RECORD is None:
+        long = [item for item in items if _is_long(item)]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in set(long)]
     if RECORD is None:
         return
     with open(RECORD, encoding="utf-8") as file:

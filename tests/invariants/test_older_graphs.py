@@ -346,6 +346,8 @@ def test_a_checkpointed_forward_recomputes_with_the_moved_model_or_says_so(move:
 
     if not move.conversion.keeps_device:
         pytest.skip("not applicable: torch's checkpoint needs its inputs and weights on one device")
+    if move.source.type == "xla":
+        pytest.skip("not applicable: torch's checkpoint looks for torch.xla, which torch_xla does not make")
     model = move.build(mlp)
     x = move.inputs_before(5, 4).requires_grad_()
     loss = checkpoint(model, x, use_reentrant=False).sum()
