@@ -137,3 +137,12 @@ def promises(session: nox.Session) -> None:
         run = (python(session, lane.environment), "ci/promises.py", "run", lane.name, outcomes[-1])
         session.run(*run, env=variables(lane), external=True)
     session.run(python(session), "ci/promises.py", "write", *outcomes, external=True)
+
+
+@nox.session(default=False)
+def models(session: nox.Session) -> None:
+    """The real checkpoint trained on XLA, and every optimizer of torch.optim there, through both doors."""
+    lane = LANES["xla"]
+    environment = variables(lane) | {"DEVCONV_EVERY_OPTIMIZER": "1"}
+    tests = session.posargs or ("tests/cli/test_demo.py", "tests/invariants/test_optimizers.py")
+    session.run(python(session, lane.environment), "-m", "pytest", *tests, env=environment, external=True)
