@@ -136,7 +136,12 @@ def follow(*optimizers: Optimizer) -> None:
 
 def optimizers_alive() -> list[Optimizer]:
     """Every optimizer of the process: torch keeps no list of them, Python's collector does."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
+    known: dict[type, bool] = {}
+    return [
+        thing
+        for thing in gc.get_objects()
+        if (known[cls] if (cls := type(thing)) in known else known.setdefault(cls, issubclass(cls, Optimizer)))
+    ]
 
 
 def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, module: nn.Module) -> list[Optimizer]:

@@ -346,6 +346,15 @@ def has_weak_references(tensor: Tensor) -> bool:
     return bool(weakref.getweakrefs(tensor))
 
 
+def _with_subclasses(cls: type | None) -> set[type]:
+    found: set[type] = set()
+    waiting = [] if cls is None else [cls]
+    while waiting:
+        found.add(current := waiting.pop())
+        waiting += [below for below in type.__subclasses__(current) if below not in found]
+    return found
+
+
 def outside_holders(suspects: dict[int, Tensor], own: set[int]) -> tuple[dict[int, torch.Size], set[int]]:
     """Views of tensors, and reducers of parameters, that live outside a model.
 
@@ -361,17 +370,17 @@ def outside_holders(suspects: dict[int, Tensor], own: set[int]) -> tuple[dict[in
     """
     bases: dict[int, torch.Size] = {}
     reduced: set[int] = set()
-    reducer = data_parallel_class()
-    for thing in gc.get_objects():
+    reducers = _with_subclasses(data_parallel_class())
+    wanted = _with_subclasses(Tensor) | reducers
+    # By exact class, in a comprehension: a program has a million objects, and this is on the path of a move.
+    for thing in [thing for thing in gc.get_objects() if type(thing) in wanted]:
         cls = type(thing)
-        if issubclass(cls, Tensor):
-            if id(thing) in own or id(thing) in suspects or is_lazy_class(cls):
-                continue
+        if cls in reducers:
+            reduced.update(id(parameter) for parameter in thing.module.parameters() if id(parameter) in suspects)
+        elif id(thing) not in own and id(thing) not in suspects and not is_lazy_class(cls):
             base = thing._base
             if base is not None and id(base) in suspects:
                 bases[id(base)] = thing.shape
-        elif reducer is not None and issubclass(cls, reducer):
-            reduced.update(id(parameter) for parameter in thing.module.parameters() if id(parameter) in suspects)
     return bases, reduced
 
 
