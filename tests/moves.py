@@ -117,12 +117,17 @@ _PACKAGE_OF = {"xla": "torch_xla", "acme": "torch_acme"}
 
 @cache
 def device_is_here(device_type: str) -> bool:
-    """Whether this environment can run a conversion that needs `device_type`. Starts no runtime but CUDA's."""
+    """Whether this environment can run a conversion that needs `device_type`. Starts no XLA runtime."""
     if device_type in ("cpu", "meta"):
         return True
     if device_type == "cuda":
         return torch.cuda.is_available()
-    return importlib.util.find_spec(_PACKAGE_OF[device_type]) is not None
+    if importlib.util.find_spec(_PACKAGE_OF[device_type]) is None:
+        return False
+    if device_type == "acme":
+        # torch can parse a vendor's device only after the vendor's library was loaded.
+        devconv.backend_for(device_type)
+    return True
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -121,3 +122,29 @@ def test_the_gradient_of_a_frozen_parameter_is_carried_too(move: Move) -> None:
 
     assert model[0].weight.grad.device == move.device
     assert not model[0].weight.requires_grad
+
+
+@with_same_objects
+@where(lambda conversion: not conversion.keeps_device)
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_a_gradient_of_another_dtype_on_purpose_keeps_it(move: Move) -> None:
+    with torch.device(move.source):
+        layer = nn.Linear(4, 2, dtype=torch.bfloat16)
+    layer.weight.grad_dtype = torch.float32
+    layer.weight.grad = torch.ones(2, 4, device=move.source)
+
+    move(layer)
+
+    assert layer.weight.grad_dtype is torch.float32
+    assert (layer.weight.grad.dtype, layer.weight.grad.device) == (torch.float32, move.device)
+
+
+@with_same_objects
+@pytest.mark.skipif(not hasattr(torch.Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_a_parameter_that_takes_any_gradient_still_does(move: Move) -> None:
+    layer = move.build(lambda: nn.Linear(4, 2))
+    layer.weight.grad_dtype = None
+
+    move(layer)
+
+    assert layer.weight.grad_dtype is None

@@ -100,6 +100,22 @@ class Rebuilding(nn.Module):
         return self
 
 
+class Hiding(nn.Module):
+    """Passes fn on to a module that it keeps in a plain list, where ``modules()`` does not find it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.hidden = [nn.Linear(4, 2)]
+        self.hidden[0].register_buffer("table", torch.ones(2))
+
+    def _apply(self, fn: Function, recurse: bool = True) -> Hiding:
+        super()._apply(fn, recurse)
+        for module in self.hidden:
+            module._apply(fn)
+        return self
+
+
 def beside(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """The module between two ordinary layers."""
     return lambda: nn.ModuleDict({"before": nn.Linear(4, 2), "it": make(), "after": nn.Linear(4, 2)})
@@ -250,6 +266,71 @@ def test_a_tie_into_an_overriding_module_stays(move: Move) -> None:
     move(model)
 
     assert model.it.layer.weight is model.after.weight
+
+
+def test_a_module_that_only_the_override_knows_moves_too(move: Move) -> None:
+    model = move.build(beside(Hiding))
+
+    move(model)
+
+    hidden = model.it.hidden[0]
+    assert {(t.device, t.dtype) for _, t in named_tensors(hidden)} == {(move.device, move.dtype)}
+
+
+@with_same_objects
+def test_the_parameters_of_such_a_module_are_the_objects_they_were(move: Move) -> None:
+    model = move.build(beside(Hiding))
+    weight = model.it.hidden[0].weight
+    weight.owner = "me"
+
+    move(model)
+
+    assert model.it.hidden[0].weight is weight
+    assert weight.owner == "me"
+
+
+def test_gradients_and_hooks_of_such_a_module_are_carried(move: Move) -> None:
+    model = move.build(beside(Hiding))
+    fired: list[str] = []
+    hidden = model.it.hidden[0]
+    hidden.weight.register_hook(lambda _: fired.append("hook"))
+    hidden(move.inputs_before(5, 4)).sum().backward()
+
+    move(model, route=None)
+    hidden(move.inputs(5, 4)).sum().backward()
+
+    assert (hidden.weight.grad.device, hidden.weight.grad.dtype) == (move.device, move.dtype)
+    assert fired == ["hook", "hook"]
+
+
+@with_values
+def test_an_optimizer_of_such_a_module_follows(move: Move) -> None:
+    model = move.build(beside(Hiding))
+    held = [*model.parameters(), *model.it.hidden[0].parameters()]
+    optimizer = torch.optim.SGD(held, 0.1, momentum=0.9)
+    for parameter in held:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+    move(model, optimizer, route=None)
+    now = [*model.parameters(), *model.it.hidden[0].parameters()]
+    for parameter in now:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+
+    found = {(s["momentum_buffer"].device, s["momentum_buffer"].dtype) for s in optimizer.state.values()}
+    assert found == {(move.device, move.dtype)}
+
+
+def test_such_a_module_is_put_back_when_the_conversion_fails(move: Move) -> None:
+    model = move.build(beside(Hiding))
+    model.last = Raising()
+    before = {key: (id(t), t.device, t.dtype) for key, t in named_tensors(model.it.hidden[0])}
+
+    with pytest.raises(ValueError, match="no thanks"):
+        move(model)
+
+    assert {key: (id(t), t.device, t.dtype) for key, t in named_tensors(model.it.hidden[0])} == before
 
 
 class Watched(nn.Module):

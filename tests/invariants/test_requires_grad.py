@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.moves import Move, named_tensors
+from tests.moves import Move, close, named_tensors
 from tests.promises import with_same_objects, with_values
 from tests.zoo import Normed, loss_of
 
@@ -61,6 +61,22 @@ def test_a_buffer_that_requires_a_gradient_is_the_object_it_was(move: Move) -> N
     move(model)
 
     assert model.scale is before
+
+
+@with_values
+def test_an_optimizer_of_a_trainable_buffer_follows(move: Move) -> None:
+    model = move.build(Scaled)
+    optimizer = torch.optim.SGD([model.scale], 0.1, momentum=0.9)
+    model.scale.grad = torch.ones_like(model.scale)
+    optimizer.step()
+
+    move(model, optimizer)
+    model.scale.grad = torch.ones_like(model.scale)
+    optimizer.step()
+
+    (state,) = optimizer.state.values()
+    assert (state["momentum_buffer"].device, state["momentum_buffer"].dtype) == (move.device, move.dtype)
+    assert close(state["momentum_buffer"], torch.full((2,), 1.9), **move.tolerance)
 
 
 def test_the_gradient_of_a_buffer_is_carried(move: Move) -> None:

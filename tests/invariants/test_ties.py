@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -128,3 +129,15 @@ def test_a_function_of_the_users_runs_once_for_each_tensor(move: Move) -> None:
 
     assert close(model.encoder.weight, expected, **move.tolerance)
     assert model.decoder.again is model.encoder.weight
+
+
+def test_a_tie_to_a_part_that_was_not_asked_to_move_stays(move: Move) -> None:
+    if not move.conversion.keeps_objects:
+        pytest.skip("not applicable: the other part keeps the old object")
+    model = move.build(Tied)
+
+    move(model.encoder)
+
+    assert model.decoder.weight is model.encoder.weight
+    assert model.decoder.weight.device == move.device
+    assert model.last.weight.device == move.source
