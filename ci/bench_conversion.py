@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from shapes import resnet1001
+from shapes import resnet1001  # type: ignore[import-not-found]  # beside this script, which is run by its path
 from torch import Tensor, nn
 
 import devconv

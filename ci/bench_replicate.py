@@ -28,7 +28,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from shapes import resnet1001
+from shapes import resnet1001  # type: ignore[import-not-found]  # beside this script, which is run by its path
 from torch import Tensor, nn
 
 import devconv

@@ -677,15 +677,27 @@ def _try(mutation: Mutation, copy: Path, environment: dict[str, str]) -> tuple[l
     path = copy / mutation.file
     source = path.read_text()
     if source.count(mutation.old) != 1:
-        raise SystemExit(f"{mutation.mechanism!r} no longer applies: {mutation.file} has {source.count(mutation.old)} of it")
+        raise SystemExit(
+            f"{mutation.mechanism!r} no longer applies: {mutation.file} has {source.count(mutation.old)} of it"
+        )
     path.write_text(source.replace(mutation.old, mutation.new))
     try:
         # The copy comes before the installed package, and before anything cached of it.
-        variables = {**environment, "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'backends'}", "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = {
+            **environment,
+            "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'backends'}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "--maxfail=5"]
         try:
             done = subprocess.run(
-                [*command, *mutation.tests], cwd=copy, env=variables, capture_output=True, text=True, timeout=900, check=False
+                [*command, *mutation.tests],
+                cwd=copy,
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=900,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return ["(hung)"], "it hung"

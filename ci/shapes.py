@@ -25,7 +25,8 @@ class Bottleneck(nn.Module):
         hidden = self.conv1(self.relu(self.norm1(x)))
         hidden = self.conv2(self.relu(self.norm2(hidden)))
         hidden = self.conv3(self.relu(self.norm3(hidden)))
-        return hidden + (x if self.shortcut is None else self.shortcut(x))
+        residual: Tensor = x if self.shortcut is None else self.shortcut(x)
+        return hidden + residual
 
 
 def resnet1001(blocks: int = 111) -> nn.Module:

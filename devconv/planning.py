@@ -172,7 +172,9 @@ def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bo
             kind = type(tensor)
             if kind is not parameter_class and (_knows_better(kind) or not tensor.is_leaf):
                 return False
-            if (device is not None and tensor.device != device) or (casts and dtype_for(tensor.dtype) is not tensor.dtype):
+            if (device is not None and tensor.device != device) or (
+                casts and dtype_for(tensor.dtype) is not tensor.dtype
+            ):
                 return False
             grad = None if kind is not parameter_class and internals.is_lazy_class(kind) else tensor.grad
             if grad is not None and (
@@ -185,7 +187,9 @@ def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bo
             kind = type(tensor)
             if (kind is not Tensor and _knows_better(kind)) or tensor.requires_grad:
                 return False
-            if (device is not None and tensor.device != device) or (casts and dtype_for(tensor.dtype) is not tensor.dtype):
+            if (device is not None and tensor.device != device) or (
+                casts and dtype_for(tensor.dtype) is not tensor.dtype
+            ):
                 return False
         if recurse and children:
             stack += [child for child in children.values() if child is not None]

@@ -156,7 +156,7 @@ def _origin(entry_point: metadata.EntryPoint) -> str:
 
 
 def _entry_points() -> dict[str, Registration]:
-    global _discovered  # noqa: PLW0603 - written once, under the lock
+    global _discovered
     with _lock:
         if _discovered is None:
             found: dict[str, Registration] = {}

@@ -64,7 +64,9 @@ def storages_of(tensors: list[Tensor]) -> list[int]:
 
 tables_and_hooks: Callable[
     [nn.Module],
-    tuple[dict[str, Tensor | None], dict[str, Tensor | None], dict[str, nn.Module | None], dict[int, Callable[..., Any]]],
+    tuple[
+        dict[str, Tensor | None], dict[str, Tensor | None], dict[str, nn.Module | None], dict[int, Callable[..., Any]]
+    ],
 ] = operator.attrgetter("_parameters", "_buffers", "_modules", "_forward_pre_hooks")
 """A module's slots for parameters, buffers and children, and its forward pre-hooks, in one call.
 
@@ -138,8 +140,7 @@ def is_wrapper(cls: type) -> bool:
     """Whether a tensor class keeps its data in inner tensors. Reason: `is_traceable_wrapper_subclass` is private, asks
     an instance, and misses subclasses that dispatch without being traceable."""
     return (
-        hasattr(cls, "__tensor_flatten__")
-        or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+        hasattr(cls, "__tensor_flatten__") or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
     )
 
 
@@ -348,7 +349,7 @@ def has_weak_references(tensor: Tensor) -> bool:
 
 def _with_subclasses(cls: type | None) -> set[type]:
     found: set[type] = set()
-    waiting = [] if cls is None else [cls]
+    waiting: list[type] = [] if cls is None else [cls]
     while waiting:
         found.add(current := waiting.pop())
         waiting += [below for below in type.__subclasses__(current) if below not in found]

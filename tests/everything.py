@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class SelfConverting(nn.Parameter):
 
     scale: Tensor
 
-    def __new__(cls, data: Tensor, scale: Tensor | None = None) -> SelfConverting:
+    def __new__(cls, data: Tensor, scale: Tensor | None = None) -> Self:
         made = torch.Tensor._make_subclass(cls, data, False)
         made.scale = torch.ones((), device=data.device) if scale is None else scale
         return made
@@ -142,7 +142,7 @@ def record(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> dict[st
                 if tensor is not None:
                     _record_tensor(found, f"{prefix}.{key}", tensor)
         for key, value in vars(module).items():
-            if key.startswith("_") and key not in ("_flat_weights",):
+            if key.startswith("_") and key != "_flat_weights":
                 continue
             for place, tensor in enumerate(nested(value)):
                 _record_tensor(found, f"{prefix}.{key}[{place}]", tensor)

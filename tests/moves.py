@@ -80,7 +80,9 @@ class Conversion:
         return device_is_here(self.needs)
 
 
-def _one(name: str, needs: str, source: str, device: str | None, dtype: torch.dtype | None, route: str, future: str = ""):
+def _one(
+    name: str, needs: str, source: str, device: str | None, dtype: torch.dtype | None, route: str, future: str = ""
+):
     return Conversion(name, needs, source, (Hop(device, dtype, route),), future)
 
 

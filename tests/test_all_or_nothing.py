@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -142,7 +142,7 @@ class LineFault:
             self.count += 1
         return self._line
 
-    def __enter__(self) -> LineFault:
+    def __enter__(self) -> Self:
         self._before = sys.gettrace()
         sys.settrace(self._call)
         return self
@@ -169,7 +169,7 @@ def run_into(scene: Scene, fault: type[BaseException]) -> BaseException | None:
     """Convert; the fault that came out, if it did."""
     try:
         scene.convert()
-    except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt is one of the faults
+    except BaseException as error:
         if not isinstance(error, fault) and not isinstance(error.__cause__, fault):
             raise
         return error
@@ -237,7 +237,6 @@ def test_at_every_line(conversion: Conversion, fault: type[BaseException]) -> No
             assert_hooks_and_ties(scene.model)
             outcomes["whole"] += 1
             scene = Scene(conversion)
-    print(f"{conversion.name} {fault.__name__}: {total} lines, {outcomes}")
     assert outcomes["as it was"] > 30
     trains_on(scene)
 
@@ -427,9 +426,7 @@ class Piecewise:
 
 
 @pytest.mark.parametrize("at", [0, 1, 5, 15])
-def test_without_atomicity_the_error_lists_exactly_what_was_converted(
-    at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_atomicity_the_error_lists_exactly_what_was_converted(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Piecewise(monkeypatch)
 
     with backend_that_fails("cpu", at, MemoryError), pytest.raises(Exception) as caught:  # noqa: PT011

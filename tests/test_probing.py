@@ -28,7 +28,7 @@ LOADS = {
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Install a distribution whose backend loads as told; returns its module's name."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name, fresh in (("_discovered", None), ("_duplicates", {}), ("_registered", {})):
+    for name, fresh in (("_discovered", None), ("_registered", {})):
         monkeypatch.setattr(registry, name, fresh)
 
     def install(load: str, distribution: str = "boom-devices", device_type: str = "boom", body: str = "") -> str:

@@ -6,7 +6,7 @@ Every model takes ``(batch, 4)`` and gives ``(batch, 2)`` unless it says otherwi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +122,7 @@ class Labelled(nn.Parameter):
 
     __slots__ = ("label",)
 
-    def __new__(cls, data: Tensor, label: str, requires_grad: bool = True) -> Labelled:
+    def __new__(cls, data: Tensor, label: str, requires_grad: bool = True) -> Self:
         made = super().__new__(cls, data, requires_grad)
         made.label = label
         made.colour = f"colour of {label}"
@@ -154,7 +154,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> l
         losses.append(loss.detach())  # type: ignore[arg-type]
         return loss
 
-    for step in steps:
+    for step in steps:  # noqa: B007 - the closure reads it
         optimizer.step(closure)
     return [float(loss) for loss in losses]
 

@@ -74,7 +74,7 @@ def _needs_values(module: nn.Module) -> ShapeInferenceError:
 
 def _to_host(tensor: Tensor) -> None:
     dtype = target_of(tensor)[1]
-    internals.swap_impl(tensor, type(tensor)(tensor.requires_grad, "cpu", dtype))
+    internals.swap_impl(tensor, make_lazy(type(tensor), tensor.requires_grad, "cpu", dtype))
 
 
 def _send(tensor: Tensor, device: torch.device) -> None:

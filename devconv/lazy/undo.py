@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from devconv import torch_internals as internals
 
-from .pending import target_of
+from .pending import make_lazy, target_of
 
 __all__ = ["Snapshot", "all_or_nothing"]
 
@@ -88,7 +88,7 @@ class _TensorState:
         if self.target is not None and not (is_lazy(tensor) and target_of(tensor) == self.target):
             device, dtype = self.target
             # A swap and not `.data =`: the tensor may have been drawn on the host and be on another kind of device.
-            internals.swap_impl(tensor, self.cls(self.requires_grad, device, dtype))
+            internals.swap_impl(tensor, make_lazy(self.cls, self.requires_grad, device, dtype))
             tensor.__class__ = self.cls
         elif self.values is not None:
             with torch.no_grad():

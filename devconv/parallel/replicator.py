@@ -211,7 +211,9 @@ class Replicator(Generic[T]):
         # The first replica at home holds the originals themselves.
         alias = devices.index(home) if home in devices else None
         places = [place for place in range(len(devices)) if place != alias]
-        self._refuse_dtypes(structure, {devices[place].type: devices[place] for place in places})
+        targets = {devices[place].type: devices[place] for place in places}
+        _refuse_values(structure, home, targets)
+        _refuse_dtypes(structure, targets)
         # Parameters are leaves and come first; the node finds out which of them require a gradient. For the others one
         # has to look, and those that were computed are sent without their past.
         count = structure.parameter_count
@@ -266,23 +268,30 @@ class Replicator(Generic[T]):
             ]
         return copies
 
-    @staticmethod
-    def _refuse_dtypes(structure: Structure, targets: Mapping[str, torch.device]) -> None:
-        limits = {
-            device: registry.backend_for(device_type).capabilities.unsupported_dtypes
-            for device_type, device in targets.items()
-        }
-        if not any(limits.values()):
-            return
-        dtypes = structure.dtypes()
-        reasons = []
-        for device, unsupported in limits.items():
-            for dtype in dtypes & unsupported:
-                name, tensor = structure.first_with(dtype)
-                why = f"it is {dtype}, which {device} cannot hold"
-                reasons.append(Refusal(name, str(tensor.device), why, "Convert it to another dtype."))
-        if reasons:
-            raise ReplicationRefused(reasons)
+
+def _refuse_values(structure: Structure, home: torch.device | None, targets: Mapping[str, torch.device]) -> None:
+    if home is None or registry.backend_for(home.type).capabilities.values or targets.keys() <= {home.type}:
+        return
+    cure = f'Give it storage with model.to_empty(device="{next(iter(targets.values()))}") and load its weights.'
+    raise ReplicationRefused([Refusal(structure.first_name(), str(home), f"it has no values on {home}", cure)])
+
+
+def _refuse_dtypes(structure: Structure, targets: Mapping[str, torch.device]) -> None:
+    limits = {
+        device: registry.backend_for(device_type).capabilities.unsupported_dtypes
+        for device_type, device in targets.items()
+    }
+    if not any(limits.values()):
+        return
+    dtypes = structure.dtypes()
+    reasons = []
+    for device, unsupported in limits.items():
+        for dtype in dtypes & unsupported:
+            name, tensor = structure.first_with(dtype)
+            why = f"it is {dtype}, which {device} cannot hold"
+            reasons.append(Refusal(name, str(tensor.device), why, "Convert it to another dtype."))
+    if reasons:
+        raise ReplicationRefused(reasons)
 
 
 def _join(originals: list[Tensor], rows: list[list[Tensor]], positions: Sequence[int]) -> None:

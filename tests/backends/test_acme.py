@@ -37,7 +37,12 @@ def acme():
 def run(code, **variables):
     """Run `code` in a process of its own: for what ends a process, or must happen before the device is loaded."""
     return subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        check=False,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -72,7 +77,7 @@ def train(net, optimizer, device, steps=3):
 
 
 def assert_same(ours, theirs):
-    __tracebackhint__ = True
+    __tracebackhide__ = True
     torch.testing.assert_close(ours.detach().cpu(), theirs.detach().cpu(), rtol=1e-6, atol=1e-6)
 
 
@@ -136,7 +141,9 @@ def test_a_device_block_goes_back_to_the_device_before(acme):
 
 @pytest.mark.parametrize("count", ["0", "1", "3"])
 def test_the_number_of_devices_is_set_before_loading(count):
-    done = run("import torch, torch_acme; print(torch.acme.device_count(), torch.acme.is_available())", ACME_DEVICES=count)
+    done = run(
+        "import torch, torch_acme; print(torch.acme.device_count(), torch.acme.is_available())", ACME_DEVICES=count
+    )
 
     assert done.stdout.split() == [count, str(count != "0")]
 
@@ -282,7 +289,9 @@ def test_set_points_a_tensor_at_another_storage(form):
     else:
         tensor.set_()
 
-    expected = {"geometry": torch.tensor([[1.0, 4.0], [2.0, 5.0]]), "nothing": torch.empty(0)}.get(form, torch.arange(6.0))
+    expected = {"geometry": torch.tensor([[1.0, 4.0], [2.0, 5.0]]), "nothing": torch.empty(0)}.get(
+        form, torch.arange(6.0)
+    )
     assert torch.equal(tensor.cpu(), expected)
 
 

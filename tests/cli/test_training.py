@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import nn
 
 import devconv
-from devconv.cli.minilm import ROWS, Task, load
+from devconv.cli.minilm import ROWS, load
 from devconv.cli.training import Way, observed_routes, train
-
-
-class Tied(nn.Module):
-    """A language model of two letters: what the loop calls, and a tie."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(8, 4)
-        self.head = nn.Linear(4, 8)
-        self.head.weight = self.embedding.weight
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, input_ids, labels):
-        logits = self.head(torch.tanh(self.embedding(input_ids))) * self.scale
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        return SimpleNamespace(loss=loss, logits=logits)
+from tests.cli.tied import Tied, make_task
 
 
 @pytest.fixture
 def task():
-    letters = torch.arange(8).view(2, 4)
-    return Task(Tied(), {"input_ids": letters, "labels": letters.flip(0)})
+    return make_task()
 
 
 def ignore(done):

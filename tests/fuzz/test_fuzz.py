@@ -26,7 +26,9 @@ from tests.moves import close, device_is_here, host, named_tensors, torch_future
 from tests.test_all_or_nothing import backend_that_fails
 from tests.zoo import loss_of, nested, train
 
-DEVICES = ["cpu", "xla:0", "xla:1"] if device_is_here("xla") else ["cuda:0", "cpu"] if device_is_here("cuda") else ["cpu"]
+DEVICES = (
+    ["cpu", "xla:0", "xla:1"] if device_is_here("xla") else ["cuda:0", "cpu"] if device_is_here("cuda") else ["cpu"]
+)
 DTYPES = [torch.float32, torch.float64]
 EXAMPLES = int(os.environ.get("DEVCONV_FUZZ_EXAMPLES", "15" if device_is_here("xla") else "200"))
 
@@ -277,9 +279,7 @@ def _derives(model: nn.Module) -> bool:
 def alike(mine: Tensor, its: Tensor) -> bool:
     """Equal up to what float32 on two devices may differ by after some steps."""
     left, right = host(mine).to(torch.float64), host(its).to(torch.float64)
-    return left.shape == right.shape and bool(
-        torch.allclose(left, right, rtol=5e-3, atol=5e-4, equal_nan=True)
-    )
+    return left.shape == right.shape and bool(torch.allclose(left, right, rtol=5e-3, atol=5e-4, equal_nan=True))
 
 
 Conversions.TestCase.settings = settings(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(long)]
     if RECORD is None:
         return
-    with open(RECORD, encoding="utf-8") as file:
+    with Path(RECORD).open(encoding="utf-8") as file:
         done = {(line["test"], line["case"]) for line in map(json.loads, file)}
     # Tests that do not go by `move` say nothing about stock torch.
     ours = [item for item in items if _is_counted(item) and (item.originalname, item.callspec.id) not in done]  # type: ignore[attr-defined]
@@ -140,5 +141,5 @@ def _record(item: pytest.Item, outcome: str) -> None:
         "mode": mode,
         "outcome": outcome,
     }
-    with open(RECORD, "a", encoding="utf-8") as file:
+    with Path(RECORD).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

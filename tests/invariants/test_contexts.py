@@ -116,7 +116,11 @@ def test_the_mode_is_as_it_was_afterwards(move: Move, context: str) -> None:
     assert after == before
 
 
-@where(lambda conversion: conversion.source == "cpu" and conversion.device.type in ("cpu", "meta") and not conversion.future)
+@where(
+    lambda conversion: (
+        conversion.source == "cpu" and conversion.device.type in ("cpu", "meta") and not conversion.future
+    )
+)
 def test_a_model_of_fake_tensors_moves_as_in_stock_torch(move: Move) -> None:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -143,7 +147,9 @@ def test_a_real_model_under_fake_mode_is_left_whole(move: Move) -> None:
             move(model, route=None)
     except Exception:  # noqa: BLE001 - a refusal is one of the right outcomes
         assert move.failed == "untouched"
-    kinds = {isinstance(parameter, FakeTensor) or isinstance(parameter.data, FakeTensor) for parameter in model.parameters()}
+    kinds = {
+        isinstance(parameter, FakeTensor) or isinstance(parameter.data, FakeTensor) for parameter in model.parameters()
+    }
     assert len(kinds) == 1
 
 

@@ -180,5 +180,7 @@ def test_a_checkpoint_of_a_moved_model_loads_without_the_device(move: Move, tmp_
     )
 
     assert child.returncode == 0, child.stderr
-    total = sum(float(tensor.detach().cpu().double().sum()) for tensor in fill(mlp()).to(move.dtype).state_dict().values())
+    total = sum(
+        float(tensor.detach().cpu().double().sum()) for tensor in fill(mlp()).to(move.dtype).state_dict().values()
+    )
     assert float(child.stdout) == pytest.approx(total, rel=1e-2)

@@ -125,5 +125,14 @@ def test_a_function_that_works_in_place_is_not_rolled_back(move: Move) -> None:
 def test_every_limit_of_the_page_is_about_something_that_is_tested() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "limits.md").read_text()
 
-    for word in ("buffer held", "snapshots", "autograd.grad", "backward(inputs=", "Multi-grad", "no strides", "deepcopy", "in place"):
+    for word in (
+        "buffer held",
+        "snapshots",
+        "autograd.grad",
+        "backward(inputs=",
+        "Multi-grad",
+        "no strides",
+        "deepcopy",
+        "in place",
+    ):
         assert word in page, word

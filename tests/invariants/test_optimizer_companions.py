@@ -281,7 +281,9 @@ def test_an_optimizer_without_the_moved_parameters_is_not_touched(move: Move) ->
     bystander.step()
 
     after = state_of(bystander)
-    assert [key for key, (identity, value) in before.items() if id(after[key]) != identity or not same(after[key], value)] == []
+    assert [
+        key for key, (identity, value) in before.items() if id(after[key]) != identity or not same(after[key], value)
+    ] == []
 
 
 def test_add_param_group_after_the_move_trains_both(move: Move) -> None:

@@ -200,7 +200,10 @@ def test_an_optimizers_checkpoint_from_afterwards_has_the_same_shape(move: Move)
     train(model, optimizer, range(1, 2))
 
     after = optimizer.state_dict()
-    assert ([group["params"] for group in after["param_groups"]], {k: list(v) for k, v in after["state"].items()}) == shape
+    assert (
+        [group["params"] for group in after["param_groups"]],
+        {k: list(v) for k, v in after["state"].items()},
+    ) == shape
 
 
 @pytest.mark.parametrize("name", ["adam-fused", "adamw-fused", "sgd-fused", "adagrad-fused"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,14 @@ class Quantised(nn.Parameter):
 
     scale: Tensor
 
-    def __new__(cls, data: Tensor, scale: Tensor | None = None, requires_grad: bool = False) -> Quantised:
+    def __new__(cls, data: Tensor, scale: Tensor | None = None, requires_grad: bool = False) -> Self:
         made = torch.Tensor._make_subclass(cls, data, requires_grad)
         made.scale = scale if scale is not None else torch.ones((), device=data.device)
         made.conversions = 0
         return made
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+        device, _dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
         target = self.device if device is None else device
         made = Quantised(self.data.to(target), self.scale.to(target))
         made.conversions = self.conversions + 1

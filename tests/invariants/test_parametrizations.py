@@ -141,7 +141,9 @@ def test_it_trains_after_a_forward_before_the_move(move: Move, kind: str) -> Non
 
     for key, tensor in named_tensors(model):
         wanted = dict(named_tensors(twin))[key]
-        assert close(tensor, wanted, rtol=max(move.tolerance["rtol"], 1e-3), atol=max(move.tolerance["atol"], 1e-4)), key
+        assert close(tensor, wanted, rtol=max(move.tolerance["rtol"], 1e-3), atol=max(move.tolerance["atol"], 1e-4)), (
+            key
+        )
 
 
 @with_values

@@ -71,7 +71,9 @@ def whole(model: nn.Module, twin: nn.Module, device: torch.device, dtype: torch.
         assert same(tensor, wanted[name].detach().to(dtype)), name
 
 
-def worker(make: Callable[[], nn.Module], convert: Callable[[nn.Module, int], torch.dtype], runs: int) -> Callable[[], None]:
+def worker(
+    make: Callable[[], nn.Module], convert: Callable[[nn.Module, int], torch.dtype], runs: int
+) -> Callable[[], None]:
     def work() -> None:
         model, twin = fill(make()), fill(make())
         before = dict(model.named_parameters(remove_duplicate=False))

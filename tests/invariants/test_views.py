@@ -92,7 +92,7 @@ def build(move: Move, name: str) -> nn.Module:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for key, tensor in named_tensors(model):
-            if owner is None or key == owner or key.endswith("encoder.bias") or key.endswith("decoder.bias"):
+            if owner is None or key == owner or key.endswith(("encoder.bias", "decoder.bias")):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.5)
     return model
 
@@ -132,7 +132,9 @@ def test_every_tensor_of_a_group_keeps_its_value(move: Move, name: str) -> None:
 @every_sharing_model
 def test_a_write_through_one_is_seen_through_the_others(move: Move, name: str) -> None:
     model, twin = build(move, name), build(move, name)
-    written = {"flat": "flat", "flat-outside": "first.weight", "transposed": "decoder.weight", "windowed": "table"}[name]
+    written = {"flat": "flat", "flat-outside": "first.weight", "transposed": "decoder.weight", "windowed": "table"}[
+        name
+    ]
 
     move(model, route=None)
     with torch.no_grad():

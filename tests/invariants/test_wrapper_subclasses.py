@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ class TwoParts(Tensor):
     _low: Tensor
 
     @staticmethod
-    def __new__(cls, high: Tensor, low: Tensor) -> TwoParts:
+    def __new__(cls, high: Tensor, low: Tensor) -> Self:
         return torch.Tensor._make_wrapper_subclass(
             cls, high.shape, dtype=high.dtype, device=high.device, requires_grad=high.requires_grad
         )

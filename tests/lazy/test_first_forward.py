@@ -41,7 +41,7 @@ class Counted(nn.LazyLinear):
     cls_to_become = nn.Linear
     initialised = 0
 
-    def initialize_parameters(self, input: Tensor) -> None:
+    def initialize_parameters(self, input: Tensor) -> None:  # noqa: A002 - forward()'s name
         type(self).initialised += 1
         threading.Event().wait(0.0005)
         super().initialize_parameters(input)

@@ -19,7 +19,7 @@ class Refuses(nn.LazyLinear):
 
     cls_to_become = nn.Linear
 
-    def initialize_parameters(self, input: Tensor) -> None:
+    def initialize_parameters(self, input: Tensor) -> None:  # noqa: A002 - forward()'s name
         super().initialize_parameters(input)
         if not self.weight.is_meta:
             raise KeyboardInterrupt
@@ -107,7 +107,7 @@ def test_a_first_forward_that_fails_half_way_leaves_its_module_lazy(flag):
     class Half(nn.LazyLinear):
         cls_to_become = nn.Linear
 
-        def initialize_parameters(self, input: Tensor) -> None:
+        def initialize_parameters(self, input: Tensor) -> None:  # noqa: A002 - forward()'s name
             self.weight.materialize((self.out_features, 3))
             raise ValueError("half way")
 

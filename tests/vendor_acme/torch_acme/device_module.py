@@ -63,7 +63,7 @@ def set_device(device: int | str | torch.device) -> None:
     _C.set_device(_index(device))
 
 
-class device:  # noqa: N801 - torch's name for it
+class device:
     """``with torch.acme.device(1):`` works on a device and goes back to the one before. A negative index does neither."""
 
     def __init__(self, device: int | str | torch.device) -> None:
@@ -74,7 +74,9 @@ class device:  # noqa: N801 - torch's name for it
         if self.index >= 0:
             set_device(self.index)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         set_device(self.before)
 
 
