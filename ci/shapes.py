@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 __all__ = ["resnet1001"]
@@ -26,7 +27,7 @@ class Bottleneck(nn.Module):
         hidden = self.conv2(self.relu(self.norm2(hidden)))
         hidden = self.conv3(self.relu(self.norm3(hidden)))
         residual: Tensor = x if self.shortcut is None else self.shortcut(x)
-        return hidden + residual
+        return torch.add(hidden, residual)
 
 
 def resnet1001(blocks: int = 111) -> nn.Module:

@@ -352,7 +352,8 @@ def _with_subclasses(cls: type | None) -> set[type]:
     waiting: list[type] = [] if cls is None else [cls]
     while waiting:
         found.add(current := waiting.pop())
-        waiting += [below for below in type.__subclasses__(current) if below not in found]
+        subclasses: list[type] = type.__subclasses__(current)
+        waiting += [below for below in subclasses if below not in found]
     return found
 
 
