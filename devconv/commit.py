@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import following, ghost
 from . import torch_internals as internals
 from .policy import Route
-from .survey import Cohorts, Entry, Inventory, Kind, Slot, Table
+from .survey import Cohorts, Entry, Inventory, Kind, Slot, Table, enlist
 
 __all__ = ["Commit"]
 
@@ -101,10 +101,13 @@ class Commit:
     def _swap(self, entries: list[Entry]) -> None:
         done, impl_of, swap_impl, plain = self._done, internals.impl_of, internals.swap_impl, Kind.PLAIN
         backward_hooks, accumulate_hooks = internals.backward_hooks, internals.accumulate_hooks
+        has_grad_dtype = hasattr(Tensor, "grad_dtype")
         for entry in entries:
             tensor, staged = entry.tensor, entry.staged
             if tensor.requires_grad:
                 staged.requires_grad_()
+                if has_grad_dtype and tensor.grad_dtype is not tensor.dtype:
+                    _keep_grad_dtype(entry, staged)
             entry.committed = True
             done.append((entry, impl_of(tensor)))
             try:
@@ -187,6 +190,8 @@ class Commit:
         if entry.kind is Kind.CUSTOM:
             vars(new).update(vars(entry.staged))
         carry_attributes(tensor, new)
+        if hasattr(Tensor, "grad_dtype") and tensor.requires_grad and tensor.grad_dtype is not tensor.dtype:
+            _keep_grad_dtype(entry, new)
         self._done.append((entry, (hooks,)))
         self.overwrote = True
         if entry.live and tensor.requires_grad:
@@ -242,10 +247,8 @@ class Commit:
     def _join_tensor(self, tensor: Tensor, slot: Slot, fn: Callable[[Tensor], Tensor]) -> None:
         entry = self._entry_of(tensor)
         if entry is None:
-            # It turned up while the module was entered: a parameter that the override itself has just registered.
-            entry = Entry(tensor, *slot)
-            entry.parameter = isinstance(tensor, nn.Parameter)
-            self.inventory.by_id[id(tensor)] = entry
+            self._join_stranger(tensor, slot, fn)
+            return
         if entry.committed:
             return
         with torch.no_grad():
@@ -261,6 +264,23 @@ class Commit:
             if moved is not entry.grad.staged and moved is not entry.grad.tensor:
                 entry.grad.staged = moved
                 self.adopt(entry.grad, moved)
+        self.commit(entry)
+
+    def _join_stranger(self, tensor: Tensor, slot: Slot, fn: Callable[[Tensor], Tensor]) -> None:
+        """A tensor that the survey did not see: one that the override has just registered, or one of a module that it
+        keeps elsewhere. It is asked for first: the look-up would answer for an entry."""
+        grad = tensor.grad if tensor.is_leaf and not internals.is_lazy_class(type(tensor)) else None
+        with torch.no_grad():
+            result = fn(tensor)
+            moved = fn(grad) if grad is not None else None
+        if result is tensor and moved is grad:
+            return
+        entry = enlist(self.inventory, tensor, slot)
+        for member, staged in ((entry, result), (entry.grad, moved)):
+            if member is not None and staged is not None:
+                if staged is not member.tensor:
+                    member.staged = staged
+                self.adopt(member, staged)
         self.commit(entry)
 
     # -- what hangs on the tensors -----------------------------------------------------------------------------------
@@ -343,6 +363,12 @@ class Commit:
                     ghost.release(entry.tensor)
         for journal in (self._done, self._linked, self._undos, self._entered, self._attributes):
             journal.clear()
+
+
+def _keep_grad_dtype(entry: Entry, new: Tensor) -> None:
+    """What was said of the gradient's dtype lies in the TensorImpl (torch 2.10 and newer)."""
+    grad = entry.grad
+    new.grad_dtype = entry.tensor.grad_dtype if grad is None else grad.decision.to_dtype
 
 
 _OURS = 2

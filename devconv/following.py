@@ -52,7 +52,10 @@ class Move:
             return self.successors[number][0]() is parameter
         owner, key = self.owners.get(number, (None, ""))
         module = owner() if owner is not None else None
-        return module is not None and internals.parameters_of(module).get(key) is parameter
+        if module is None:
+            return False
+        # A buffer that requires a gradient is trained like a parameter.
+        return internals.parameters_of(module).get(key) is parameter or internals.buffers_of(module).get(key) is parameter
 
     def is_gone(self) -> bool:
         """Whether no optimizer can ask for it any more."""
@@ -155,6 +158,7 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, module:
     several = isinstance(optimizers, list | tuple | set | frozenset | Iterator)
     listed: list[Any] = list(optimizers) if several else [optimizers]  # type: ignore[arg-type]
     parameters = {id(parameter) for parameter in module.parameters()}
+    parameters |= {id(buffer) for buffer in module.buffers() if buffer.requires_grad}
     for optimizer in listed:
         if not isinstance(optimizer, Optimizer):
             raise OptimizerMismatchError(optimizer, "is no torch.optim.Optimizer")

@@ -355,8 +355,8 @@ def make_plan(
 def decide_result(plan: Plan, entry: Entry, result: Tensor) -> None:
     """Decide one tensor afresh from the result that a module's own ``_apply`` made of it."""
     planner = _Planner(plan, Flags.current())
-    planner.decide(entry, result.device, result.dtype, same_object=False)
-    if entry.decision.route is Route.KEEP:
+    planner.decide(entry, result.device, result.dtype, same_object=result is entry.tensor)
+    if result is not entry.tensor and entry.decision.route is Route.KEEP:
         _reopen(planner, entry, None)
 
 

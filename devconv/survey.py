@@ -17,7 +17,7 @@ from torch.nn import Parameter
 from . import torch_internals as internals
 from .policy import Route
 
-__all__ = ["QUANTISED", "Cohorts", "Decision", "Entry", "Home", "Inventory", "Kind", "Slot", "survey"]
+__all__ = ["QUANTISED", "Cohorts", "Decision", "Entry", "Home", "Inventory", "Kind", "Slot", "enlist", "survey"]
 
 
 class Kind(IntEnum):
@@ -337,6 +337,22 @@ def _kind_of(tensor: Tensor) -> Kind:
     if internals.is_wrapper(cls):
         return Kind.WRAPPER
     return Kind.CUSTOM if internals.converts_itself(cls) else Kind.PLAIN
+
+
+def enlist(inventory: Inventory, tensor: Tensor, slot: Slot) -> Entry:
+    """Add a tensor that turned up after the survey, with its gradient."""
+    entry = inventory.by_id[id(tensor)] = Entry(tensor, *slot)
+    inventory.entries.append(entry)
+    if type(tensor) not in (Tensor, Parameter):
+        entry.kind = _kind_of(tensor)
+    if isinstance(tensor, Parameter):
+        if entry.kind is not Kind.LAZY and tensor.grad is not None:
+            _add_grad(inventory, entry, tensor.grad)
+    elif tensor.requires_grad:
+        _learned(inventory, entry)
+    else:
+        entry.parameter = False
+    return entry
 
 
 def _again(entry: Entry, slot: Slot, parameter: bool, inside: bool) -> None:

@@ -220,7 +220,9 @@ def test_at_every_tensor_of_the_transfer(conversion: Conversion, fault: type[Bas
 @every_fault
 @every_conversion
 @pytest.mark.timeout(1800)
-def test_at_every_line(conversion: Conversion, fault: type[BaseException]) -> None:
+def test_at_every_line(
+    conversion: Conversion, fault: type[BaseException], record_property: Callable[[str, object], None]
+) -> None:
     scene = Scene(conversion)
     total = lines_of(lambda: Scene(conversion))
     outcomes = {"as it was": 0, "whole": 0}
@@ -237,6 +239,7 @@ def test_at_every_line(conversion: Conversion, fault: type[BaseException]) -> No
             assert_hooks_and_ties(scene.model)
             outcomes["whole"] += 1
             scene = Scene(conversion)
+    record_property("faults", f"{conversion.name} {fault.__name__}: {total} lines, {outcomes}")
     assert outcomes["as it was"] > 30
     trains_on(scene)
 

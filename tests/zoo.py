@@ -6,6 +6,7 @@ Every model takes ``(batch, 4)`` and gives ``(batch, 2)`` unless it says otherwi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import torch
@@ -145,17 +146,17 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
     """Train on the batches that `steps` names; every gradient differs from the last. Returns the losses."""
-    losses: list[float] = []
+    losses: list[Tensor] = []
 
-    def closure() -> Tensor:
+    def closure(step: int) -> Tensor:
         optimizer.zero_grad()
         loss = loss_of(model, step)
         loss.backward()
-        losses.append(loss.detach())  # type: ignore[arg-type]
+        losses.append(loss.detach())
         return loss
 
-    for step in steps:  # noqa: B007 - the closure reads it
-        optimizer.step(closure)
+    for step in steps:
+        optimizer.step(partial(closure, step))
     return [float(loss) for loss in losses]
 
 
