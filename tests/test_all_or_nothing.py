@@ -204,16 +204,15 @@ def test_at_every_tensor_of_the_transfer(conversion: Conversion, fault: type[Bas
     scene = Scene(conversion)
     tried = 0
     device_type = conversion.source.partition(":")[0] if conversion.device.type == "cpu" else conversion.device.type
-    for at in range(10_000):
-        with backend_that_fails(device_type, at, fault) as count:
+    for at in range(0, 10_000, 4 if SPARSELY else 1):
+        with backend_that_fails(device_type, at, fault):
             error = run_into(scene, fault)
         if error is None:
             break
         del error
         tried += 1
         assert scene.differences() == [], f"after a fault at tensor {at}"
-    assert tried > 20
-    assert count[0] <= tried
+    assert tried > (5 if SPARSELY else 20)
     assert scene.is_whole()
 
 
@@ -226,7 +225,7 @@ def test_at_every_line(
     scene = Scene(conversion)
     total = lines_of(lambda: Scene(conversion))
     outcomes = {"as it was": 0, "whole": 0}
-    for at in chosen(total, 60):
+    for at in chosen(total, 25):
         with LineFault(at, fault) as injected:
             error = run_into(scene, fault)
         del error
@@ -240,7 +239,7 @@ def test_at_every_line(
             outcomes["whole"] += 1
             scene = Scene(conversion)
     record_property("faults", f"{conversion.name} {fault.__name__}: {total} lines, {outcomes}")
-    assert outcomes["as it was"] > 30
+    assert outcomes["as it was"] > (10 if SPARSELY else 30)
     trains_on(scene)
 
 
@@ -272,7 +271,7 @@ def test_an_interrupt_during_the_undo(conversion: Conversion, monkeypatch: pytes
     monkeypatch.setattr(Commit, "undo", traced_undo)
     monkeypatch.setattr(following, "reconcile", _fails)
     tried = 0
-    for at in range(0, 100_000, 7 if SPARSELY else 1):
+    for at in range(0, 100_000, 23 if SPARSELY else 1):
         second.at, second.count, second.where = at, 0, ""
         error = run_into(scene, (_Injected, KeyboardInterrupt))  # type: ignore[arg-type]
         assert error is not None
@@ -282,7 +281,7 @@ def test_an_interrupt_during_the_undo(conversion: Conversion, monkeypatch: pytes
         tried += 1
         assert scene.differences() == [], f"after an interrupt at {second.where}"
     monkeypatch.undo()
-    assert tried > 30
+    assert tried > (5 if SPARSELY else 30)
     trains_on(scene)
 
 
@@ -351,7 +350,7 @@ def test_at_every_swap_and_every_hook(
 
     scene = Scene(conversion)
     stock = getattr(internals, name)
-    for at in range(10_000):
+    for at in range(0, 10_000, 7 if SPARSELY else 1):
         calls = [0]
 
         def primitive(*args: Any, calls: list[int] = calls, at: int = at) -> Any:
@@ -367,7 +366,7 @@ def test_at_every_swap_and_every_hook(
             break
         del error
         assert scene.differences() == [], f"at call {at} of {name}"
-    assert at > 0 or conversion.future == "overwrite"
+    assert calls[0] > 0
 
 
 @every_conversion
