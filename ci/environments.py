@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -51,13 +52,21 @@ def prepare(environment: Environment) -> Path:
     Raises:
         subprocess.CalledProcessError: venv or pip failed; its output has been shown.
     """
-    folder = ROOT / ".nox" / environment.name
-    python = folder / "bin" / "python"
     donor = None
     if environment.base is not None:
         donor = _base(prepare(ENVIRONMENTS[environment.base]))
     elif environment.borrows_torch:
         donor = _installed(environment)
+    folder = ROOT / ".nox" / environment.name
+    folder.parent.mkdir(exist_ok=True)
+    # Sessions that run at the same time share environments: the first one makes it, the others wait for it.
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _make(environment, folder, donor)
+
+
+def _make(environment: Environment, folder: Path, donor: _Donor | None) -> Path:
+    python = folder / "bin" / "python"
     requirements = _requirements(environment)
     stamp, wanted = folder / "devconv-stamp", _stamp(requirements, environment.projects, donor)
     if stamp.exists() and stamp.read_text() == wanted:
