@@ -48,6 +48,7 @@ class HostReducer:
         self._names = [name for name, parameter in managed.parameters.items() if parameter.requires_grad]
         self._lock = threading.Lock()
         self._arrived: set[int] = set()
+        self._local: set[int] = set()
         self._queued = False
         self._armed = False
         self._stale = True
@@ -89,9 +90,10 @@ class HostReducer:
 
     def _arrive(self, number: int) -> None:
         """A gradient is complete. Called in the thread of its device."""
-        if not self._armed:
-            return
         with self._lock:
+            if not self._armed:
+                self._local.add(number)
+                return
             self._arrived.add(number)
             if self._queued:
                 return
@@ -100,7 +102,10 @@ class HostReducer:
 
     def _reduce(self) -> None:
         with self._lock:
-            arrived, self._arrived, self._queued = self._arrived, set(), False
+            # What has added up under no_sync is averaged with the rest, also where this backward pass does not reach.
+            local = {number for number in self._local if self._trained[number].grad is not None}
+            arrived = self._arrived | local
+            self._arrived, self._local, self._queued = set(), set(), False
         self._flight.land()
         with answered("averaging gradients", self._rank, self._size), torch.no_grad():
             self._average(self._used_anywhere(arrived), arrived)
@@ -164,7 +169,8 @@ class HostReducer:
             return
         with torch.no_grad():
             values = [tensor.detach() for tensor in tensors]
-            host = _fetch(values)
+            # Only rank 0's values are wanted, so only there is the device waited for.
+            host = _fetch(values) if self._rank == 0 else [torch.empty(v.shape, dtype=v.dtype) for v in values]
             source = 0 if self._group is None else dist.get_global_rank(self._group, 0)
             _flat(
                 self._batches(host),
@@ -198,7 +204,7 @@ class HostReducer:
 def _flat(batches: Sequence[Sequence[Tensor]], start: Callable[[Tensor], Any]) -> None:
     """Run a collective on every batch as one flat tensor, all of them at once, and write the results back."""
     flats = [torch.cat([tensor.reshape(-1) for tensor in batch]) for batch in batches]
-    for work in [start(flat) for flat in flats]:
+    for work in [start(flat) for flat in flats if flat.numel()]:
         work.wait()
     for batch, flat in zip(batches, flats, strict=True):
         for tensor, part in zip(batch, flat.split([tensor.numel() for tensor in batch]), strict=True):

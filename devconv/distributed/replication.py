@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
-import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
-from devconv import torch_internals as internals
-from devconv.errors import (
-    AlreadyReplicatedError,
-    NotAModuleError,
-    NotReplicatedError,
-    PendingBackwardError,
-    Refusal,
-    ReplicationRefused,
-)
+from devconv.errors import AlreadyReplicatedError, NotAModuleError, NotReplicatedError, Refusal, ReplicationRefused
 
-from .agreement import agree
-from .bucketed import BucketedReducer
-from .collecting import MARK, Managed, Signature, collect, manager_of, signature_of, warn_of_early_hooks
+from .attachment import Attachment, Role
+from .collecting import MARK, manager_of
 from .contract import unchanged
-from .groups import Group, check_group, reduces_on_device
-from .hosted import HostReducer
+from .groups import Group, check_group
+from .membership import GroupRole
 from .meshes import Mesh, MeshRole
-from .reducing import Flight, Options, Reducer
+from .reducing import Options
 
-__all__ = ["let_go", "no_sync", "release", "replicate"]
+__all__ = ["no_sync", "release", "replicate"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -152,154 +140,6 @@ def release(module: nn.Module) -> None:
         PendingBackwardError: a forward pass still waits for its backward.
     """
     _role_of(module, "release()").release(module)
-
-
-class Role(Protocol):
-    """What a replicated module does around its forward pass."""
-
-    quiet: int
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The forward pass of `module` is about to run."""
-
-    def after(self, output: Any) -> Any:
-        """It has run; what it returns."""
-
-    def release(self, module: nn.Module) -> None:
-        """Let go of the module's tensors."""
-
-
-class Attachment:
-    """What hangs on a replicated module: two hooks and one entry in its ``__dict__``.
-
-    A copy of the module, or a pickled one, carries no role: it is an ordinary module, and can be replicated itself.
-    """
-
-    def __init__(self, module: nn.Module | None = None) -> None:
-        self.role: Role | None = None
-        if module is not None:
-            # First, so that it sees the inputs that the caller passed, as a call of the module would.
-            module.register_forward_pre_hook(_Before(self), prepend=True, with_kwargs=True)
-            module.register_forward_hook(_After(self))
-            module.__dict__[MARK] = self
-
-    @property
-    def active(self) -> bool:
-        """Whether the module is replicated."""
-        return self.role is not None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Attachment, ()
-
-
-class _Before:
-    def __init__(self, attachment: Attachment) -> None:
-        self.attachment = attachment
-
-    @internals.without_compiler
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.attachment.role is not None:
-            self.attachment.role.before(module, args, kwargs)
-
-
-class _After:
-    def __init__(self, attachment: Attachment) -> None:
-        self.attachment = attachment
-
-    @internals.without_compiler
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return output if self.attachment.role is None else self.attachment.role.after(output)
-
-
-_built: weakref.WeakSet[GroupRole] = weakref.WeakSet()
-
-
-class GroupRole:
-    """A module that is replicated over a process group."""
-
-    def __init__(self, group: Group, ignored: Sequence[nn.Module], options: Options) -> None:
-        self._group, self._ignored, self._options = group, tuple(ignored), options
-        self._reducer: Reducer | None = None
-        self._managed = Managed()
-        self._signature: Signature | None = None
-        self._flight = Flight()
-        self._building = self._inside = False
-        self.quiet = 0
-
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Build the reducer where there is none that fits, and tell it that a forward pass begins."""
-        self._inside = False
-        if self._building or (self.quiet and not torch.is_grad_enabled()):
-            return
-        if self._reducer is None or signature_of(module, self._managed.skipped) != self._signature:
-            self._build(module, args, kwargs)
-        assert self._reducer is not None
-        if self.quiet:
-            self._reducer.hold()
-        else:
-            self._reducer.before()
-            self._inside = True
-
-    def after(self, output: Any) -> Any:
-        """Tell the reducer that the forward pass that it was told of has ended."""
-        if not self._inside or self._reducer is None:
-            return output
-        self._inside = False
-        return self._reducer.after(output)
-
-    def release(self, module: nn.Module) -> None:
-        """Take the reducer down."""
-        if self._flight.in_air:
-            raise PendingBackwardError(module)
-        if self._reducer is not None:
-            self._reducer.close()
-            self._reducer = None
-        _built.discard(self)
-
-    def holds(self, tensors: set[int]) -> bool:
-        """Whether the reducer was built for one of the tensors, given by their ids."""
-        return any(id(parameter) in tensors for parameter in self._managed.parameters.values())
-
-    def _build(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.release(module)
-        self._materialize(module, args, kwargs)
-        managed = collect(module, self._ignored)
-        device = managed.check(module)
-        warn_of_early_hooks(managed)
-        kind = BucketedReducer if reduces_on_device(device.type, self._group) else HostReducer
-        agree(managed, f"{kind.__name__}, {self._options}", self._group)
-        with unchanged(module):
-            self._reducer = kind(module, managed, self._group, self._options, self._flight)
-        self._managed = managed
-        self._signature = signature_of(module, managed.skipped)
-        _built.add(self)
-
-    def _materialize(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Give lazy tensors their shapes before the forward pass does: a reducer is built from shapes."""
-        if not any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-            return
-        from devconv.lazy.materialization import materialize
-
-        self._building = True
-        try:
-            materialize(module, *args, fallback="forward", **kwargs)
-        finally:
-            self._building = False
-
-
-def let_go(module: nn.Module) -> None:
-    """Release every reducer that was built for a parameter of `module`, whichever module it belongs to.
-
-    For what is about to convert `module`.
-
-    Raises:
-        PendingBackwardError: a forward pass through one of them still waits for its backward.
-    """
-    if not _built:
-        return
-    tensors = {id(parameter) for parameter in module.parameters()}
-    for role in [role for role in _built if role.holds(tensors)]:
-        role.release(module)
 
 
 def _role_of(module: nn.Module, action: str) -> Role:

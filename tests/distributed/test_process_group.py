@@ -51,6 +51,7 @@ def test_gradients_that_pass_through_the_host_train_to_the_same(two):
         assert facts["loss"] < 1e-6
         assert facts["state"] < 1e-6
         assert (facts["left"], facts["right"], facts["never"]) == (1, 1, None)
+        assert facts["left_before"] == 0.5
 
 
 def test_parameters_and_buffers_start_as_those_of_rank_0_frozen_ones_too(two):

@@ -17,8 +17,8 @@ from devconv import Backend, Capabilities
 from devconv.distributed import no_sync, release, replicate
 from devconv.distributed.agreement import _disagreement
 from devconv.distributed.groups import reduces_on_device
+from devconv.distributed.membership import let_go
 from devconv.distributed.reducing import Flight, Options, tensors_in
-from devconv.distributed.replication import let_go
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -88,7 +88,11 @@ def build(move: Move, kind: str) -> nn.Module:
         model = model_of(kind)
     with torch.no_grad():
         for (_, tensor), (_, numbers) in zip(named_tensors(model), named_tensors(model_of(kind)), strict=True):
-            tensor.copy_(numbers)
+            try:
+                tensor.copy_(numbers)
+            except RuntimeError:
+                # Registering a parametrization leaves tensors on XLA that cannot be written in place.
+                tensor.data = numbers.to(tensor.device)
     return model
 
 

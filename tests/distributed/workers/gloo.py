@@ -101,8 +101,12 @@ def trains_through_the_host(rank, size):
 
     devconv.register(Silent)
     try:
-        facts = trains_as_one_process(rank, size)
-        return {**facts, **ranks_use_different_parameters(rank, size)}
+        facts = {**trains_as_one_process(rank, size), **ranks_use_different_parameters(rank, size)}
+        model = replicate(Branches())
+        with no_sync(model):
+            model(torch.full((1, 3), float(rank)), True).sum().backward()
+        model(torch.ones(1, 3), False).sum().backward()
+        return {**facts, "left_before": model.left.weight.grad.mean().item()}
     finally:
         devconv.unregister("cpu")
 
