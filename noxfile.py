@@ -1,6 +1,6 @@
 """Sessions of devconv: one for each lane of ci/lanes.py, and the checks of the source.
 
-``nox`` runs the default ones, two at a time; ``nox -s cuda xla`` some, ``nox -s cpu -- tests/test_registry.py -k duplicate`` passes
+``nox`` runs the default ones, ``nox -j 2`` two at a time; ``nox -s cuda xla`` some, ``nox -s cpu -- tests/test_registry.py -k duplicate`` passes
 arguments to pytest. A lane without its hardware is skipped and says why; ``DEVCONV_REQUIRE=cuda`` makes that a failure.
 Sessions share the environments under ``.nox/``, one for each torch.
 """
@@ -22,9 +22,9 @@ from ci.lanes import ENVIRONMENTS, LANES, Lane, required
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = [*(lane.name for lane in LANES.values() if lane.default), "lint", "types", "docs"]
-if hasattr(nox.options, "parallel") and not {"-s", "--session", "--sessions"}.intersection(sys.argv):
-    # A lane keeps one core busy. A plain `nox` runs two sessions at a time and shows each when it has ended.
-    nox.options.parallel, nox.options.allow_parallel = 2, True
+if hasattr(nox.options, "allow_parallel"):
+    # A lane keeps one core busy: `nox -j 2` runs two sessions at a time, and shows each when it has ended.
+    nox.options.allow_parallel = True
 
 # Where the checks of the source run: they need no device.
 SOURCE = ENVIRONMENTS[LANES["cpu"].environment]
