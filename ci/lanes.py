@@ -100,8 +100,15 @@ ENVIRONMENTS: Mapping[str, Environment] = {
 LANES: Mapping[str, Lane] = {
     row.name: row
     for row in (
-        Lane("cpu", "torch-2.13", _COMMON),
-        Lane("xla", "xla-2.9", {**_COMMON, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}, missing=_no_xla_wheel),
+        Lane("cpu", "torch-2.13", _COMMON, tests=("tests", "--ignore=tests/fuzz", "--ignore=tests/distributed")),
+        Lane(
+            "xla",
+            "xla-2.9",
+            {**_COMMON, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
+            # The rest of the tests runs here by name: `nox -s xla -- tests`.
+            tests=("tests/backends/test_devconv_xla.py", "tests/invariants"),
+            missing=_no_xla_wheel,
+        ),
         Lane("cuda", "cuda", _COMMON, missing=_no_gpu),
         Lane(
             "acme",
@@ -110,6 +117,7 @@ LANES: Mapping[str, Lane] = {
             # What needs no foreign device of a vendor runs in the cpu lane, on the same torch.
             tests=("tests/backends/test_acme.py", "tests/invariants", "-k", "acme"),
             missing=_no_vendor,
+            default=False,
         ),
         Lane("newest", "newest", _COMMON, default=False),
     )

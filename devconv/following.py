@@ -55,7 +55,9 @@ class Move:
         if module is None:
             return False
         # A buffer that requires a gradient is trained like a parameter.
-        return internals.parameters_of(module).get(key) is parameter or internals.buffers_of(module).get(key) is parameter
+        return (
+            internals.parameters_of(module).get(key) is parameter or internals.buffers_of(module).get(key) is parameter
+        )
 
     def is_gone(self) -> bool:
         """Whether no optimizer can ask for it any more."""

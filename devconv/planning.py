@@ -17,7 +17,7 @@ from . import registry
 from . import torch_internals as internals
 from .errors import Refusal
 from .policy import Route, choose
-from .report import Item, Summary, _as_dict, render, size
+from .report import Item, Summary, as_dict, render, size
 from .survey import QUANTISED, Cohorts, Decision, Entry, Inventory, Kind
 from .transfer import Transfer
 
@@ -89,7 +89,7 @@ class Plan(Summary):
                 "ties": self.ties,
                 "refusals": [str(refusal) for refusal in self.refusals],
                 "notes": self.notes,
-                "items": [_as_dict(item) for item in self.items],
+                "items": [as_dict(item) for item in self.items],
             }
         )
 

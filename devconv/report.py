@@ -113,7 +113,7 @@ class Report(Summary):
                 "holders": self.holders,
                 "ghosts": self.ghosts,
                 "notes": list(self.notes),
-                "items": [_as_dict(item) for item in self.items],
+                "items": [as_dict(item) for item in self.items],
             }
         )
 
@@ -130,7 +130,7 @@ class Report(Summary):
         return f"<devconv.Report to {self.what}: {routes}; {size(self.bytes)} in {self.seconds * 1e3:.1f} ms>"
 
 
-def _as_dict(item: Item) -> dict[str, Any]:
+def as_dict(item: Item) -> dict[str, Any]:
     return {
         "names": list(item.names),
         "kind": item.kind,

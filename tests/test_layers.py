@@ -51,7 +51,7 @@ LAYERS: dict[str, set[str]] = {
     # The four steps.
     "survey": {"policy", "torch_internals"},
     "planning": {"errors", "policy", "registry", "report", "survey", "torch_internals", "transfer"},
-    "staging": {"errors", "geometry", "policy", "registry", "survey", "transfer"},
+    "staging": {"errors", "geometry", "policy", "registry", "survey", "torch_internals", "transfer"},
     "commit": {"following", "ghost", "policy", "survey", "torch_internals"},
     "nested": {"staging", "transfer"},
     # The driver, and the doors to it.

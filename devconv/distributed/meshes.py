@@ -2,7 +2,7 @@
 
 A module is prepared for it by marks alone: its tensors are kept whole on every device, its inputs are split along
 their first dimension. What a mesh is and how tensors are marked is the business of the device's backend; the first
-mesh is that of ``devconv_xla.spmd``.
+mesh is that of the XLA backend.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def replicate(
         process_group: the ranks to average over, None for the default group. Gradients are averaged where they are
             if the device's backend names a process group and this one serves the device (nccl for CUDA, gloo for the
             CPU); on other devices (XLA) they pass through the host, which the group then has to serve.
-        mesh: in place of a process group, the mesh of a backend (``devconv_xla.spmd``): one process drives all
+        mesh: in place of a process group, the mesh of a backend (XLA has one): one process drives all
             devices, inputs are split along their first dimension. The arguments below are not for meshes.
         ignored_modules: sub-modules that are left alone with everything below them. Those that FSDP,
             DistributedDataParallel or another `replicate` manages are left alone without being named.

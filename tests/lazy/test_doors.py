@@ -56,7 +56,7 @@ def test_every_class_through_every_move(name, door, other_device):
     module = kind.make()
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.tag = "mine"
-    if door == "meta first":
+    if door == "meta first" or (door == "there and back" and other_device.type == "meta"):
         # An ordinary buffer has no values on meta, and could not come back: lazy tensors have none to lose.
         module._buffers.pop("num_batches_tracked", None)
     held = dict(module.named_parameters())
