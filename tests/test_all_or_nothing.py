@@ -15,6 +15,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -34,7 +35,7 @@ from tests.everything import (
     record,
     train_everything,
 )
-from tests.moves import CONVERSIONS, Conversion, close, named_tensors, torch_future
+from tests.moves import CONVERSIONS, STOCK_APPLY, Conversion, close, named_tensors, torch_future
 from tests.zoo import loss_of
 
 SPARSELY = os.environ.get("DEVCONV_FAULTS") != "all"
@@ -73,6 +74,7 @@ class Scene:
 
     def differences(self) -> list[str]:
         """What is not as it was; empty after a conversion that failed."""
+        assert process_differences() == []
         return differences(self.before, record(self.model, self.optimizers))
 
     def is_whole(self) -> bool:
@@ -84,6 +86,34 @@ class Scene:
             for _, tensor in named_tensors(self.model)
             if not nn.parameter.is_lazy(tensor)
         )
+
+
+def process_differences() -> list[str]:
+    """What a conversion that failed left behind in the process, outside the model."""
+    from devconv import conversion
+
+    found = []
+    if nn.Module._apply is not STOCK_APPLY:
+        found.append("the hook is installed")
+    if conversion.running():
+        found.append("a conversion counts as running")
+    if not gc.isenabled():
+        found.append("Python's cyclic collector is switched off")
+        gc.enable()
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        found.append("autograd is switched off")
+    if not _free(conversion._commits):
+        found.append("the lock of commits is held")
+    return found
+
+
+def _free(lock: Any) -> bool:
+    """Whether another thread can take a lock."""
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(lock.acquire, timeout=1).result()
+        if taken:
+            pool.submit(lock.release).result()
+    return bool(taken)
 
 
 @contextmanager

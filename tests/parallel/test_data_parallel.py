@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import io
 import threading
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, defaultdict
 
 import pytest
 import torch
@@ -18,7 +18,11 @@ from tests.parallel.models import MODELS
 from tests.zoo import Normed, fill, mlp
 
 PAIR = ["cpu", "cpu"]
-Point = namedtuple("Point", "x y")
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
 
 
 @dataclasses.dataclass
@@ -549,7 +553,7 @@ def test_threads_train_to_the_losses_of_one_device():
 def test_threads_are_refused_where_a_device_cannot_take_them():
     model = devconv.DataParallel(mlp().to("xla:0"), ["xla:0", "xla:1"], threads=True)
 
-    with pytest.raises(devconv.ReplicationRefused, match="xla:0.*threads=False"):
+    with pytest.raises(devconv.ReplicationRefused, match=r"xla:0.*threads=False"):
         model(torch.ones(4, 4))
 
 
