@@ -7,6 +7,7 @@ import dataclasses
 import io
 import threading
 from collections import OrderedDict, defaultdict
+from typing import NamedTuple
 
 import pytest
 import torch
