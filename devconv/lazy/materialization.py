@@ -57,6 +57,7 @@ def materialize(
         Exception: what a module's own ``initialize_parameters`` raises. After any exception every lazy module is as
             lazy as before.
 
+    >>> from devconv import TensorSpec
     >>> model = nn.Sequential(nn.LazyConv2d(8, 3), nn.Flatten(), nn.LazyLinear(10))
     >>> report = materialize(model, TensorSpec((2, 3, 16, 16)))
     >>> model[2].in_features, report.bytes

@@ -13,6 +13,10 @@ from tests.moves import Move, close, named_tensors, same
 from tests.promises import where, with_same_objects, with_values
 from tests.zoo import train
 
+# XLA cannot tell which part of a storage a view covers that was made there: such a model is refused by name. What was
+# moved there by devconv is known, and the round trips below bring it back.
+pytestmark = where(lambda conversion: not conversion.source.startswith("xla"))
+
 
 class Flat(nn.Module):
     """Two weights and a bias on one flat parameter's storage, as flattened optimizers lay them out."""
