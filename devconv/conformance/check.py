@@ -61,6 +61,7 @@ class Check:
         cure: what the vendor does when the check fails.
         needs: keys of `NEEDS`.
         each_move: the check runs once for every conversion of the lane, not once.
+        patience: how many times longer than others it may take before it counts as hung.
         line: line of the function in ``promises/<group>.py``.
     """
 
@@ -70,6 +71,7 @@ class Check:
     cure: str
     needs: tuple[str, ...]
     each_move: bool
+    patience: int
     line: int
 
     @property
@@ -78,12 +80,13 @@ class Check:
         return f"{self.group}.{self.name}"
 
 
-def promise(*, cure: str, needs: str = "") -> Callable[[_Function], _Function]:
+def promise(*, cure: str, needs: str = "", patience: int = 1) -> Callable[[_Function], _Function]:
     """Declare a function as a check. The catalogue reads the declaration from the source text.
 
     Args:
         cure: what the vendor does when the check fails; one literal string.
         needs: keys of `NEEDS`, separated by blanks; one literal string.
+        patience: how many times longer than others it may take; more than 1 for checks that start a process.
     """
 
     def declared(function: _Function) -> _Function:
@@ -117,5 +120,6 @@ def _declared(group: str, node: ast.FunctionDef) -> Check | None:
             sentence = " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
             needs = tuple(given.get("needs", "").split())
             each_move = [argument.arg for argument in node.args.args] == ["lane", "move"]
-            return Check(group, node.name, sentence, given["cure"], needs, each_move, node.lineno)
+            patience = given.get("patience", 1)
+            return Check(group, node.name, sentence, given["cure"], needs, each_move, patience, node.lineno)
     return None

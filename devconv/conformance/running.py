@@ -86,7 +86,7 @@ class Examiner:
             return self._outcome_of_a_broken_load(check)
         moves: list[str] = []
         try:
-            answer = worker.ask({"do": "check", "check": check.id}, self.timeout, moves.append)
+            answer = worker.ask({"do": "check", "check": check.id}, self.timeout * check.patience, moves.append)
         except _Dead as dead:
             self.close()
             where = f" in {moves[-1]}" if moves else ""

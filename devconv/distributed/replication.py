@@ -70,7 +70,7 @@ def replicate(
             forward pass: tensors without values or on several device types, each with its full name.
         RankLostError, RanksDisagreeError: from the first forward pass, if the ranks are not all there or not alike.
 
-    >>> import torch.distributed as dist
+    >>> import torch, torch.distributed as dist
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> layer = nn.Linear(3, 1)
     >>> replicate(layer) is layer, list(layer.state_dict())
