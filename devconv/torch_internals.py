@@ -282,6 +282,11 @@ def hook_tables(module: nn.Module) -> tuple[dict[Any, Any], ...]:
     )
 
 
+def has_tables(module: nn.Module) -> bool:
+    """Whether ``nn.Module.__init__`` has run. Reason: a look over every module that is alive meets unfinished ones."""
+    return {"_parameters", "_buffers", "_modules"} <= module.__dict__.keys()
+
+
 def uncompiled(module: nn.Module) -> nn.Module:
     """The module inside one that ``torch.compile`` made, any other module itself.
 

@@ -1,4 +1,7 @@
-"""Names for errors about a tensor or module that arrived alone, without the model it belongs to."""
+"""Names for errors about a tensor or module that arrived alone, without the model it belongs to.
+
+The garbage collector knows every module that is alive; one walk over them finds the owners. For errors only.
+"""
 
 from __future__ import annotations
 
@@ -12,62 +15,42 @@ __all__ = ["module_name", "name_in", "tensor_name"]
 
 
 def module_name(module: nn.Module) -> str:
-    """`module` by its full name in the largest model that holds it, with its class: ``body.0 (LazyLinear)``.
-
-    Asks the garbage collector who holds the module, which takes milliseconds: for errors only.
-    """
-    path = _path_of(module)
+    """`module` by its full name in the largest model that holds it, with its class: ``body.0 (LazyLinear)``."""
+    path = _path_of(module, _modules())
     return f"{path} ({type(module).__name__})" if path else type(module).__name__
 
 
+def name_in(module: nn.Module, key: str) -> str:
+    """The full name of `module`'s tensor `key`; of a model that is this very module, ``LazyLinear.weight``."""
+    return f"{_path_of(module, _modules()) or type(module).__name__}.{key}"
+
+
 def tensor_name(tensor: Tensor, otherwise: str) -> str:
-    """The full name of a module's tensor, `otherwise` if no module holds it. For errors only."""
-    for table in gc.get_referrers(tensor):
-        if not isinstance(table, dict):
-            continue
-        for module in _owners(table):
-            for key, held in (*internals.parameters_of(module).items(), *internals.buffers_of(module).items()):
+    """The full name of a module's tensor, `otherwise` if no module holds it."""
+    for module in _modules():
+        for table in (internals.parameters_of(module), internals.buffers_of(module)):
+            for key, held in table.items():
                 if held is tensor:
                     return name_in(module, key)
     return otherwise
 
 
-def name_in(module: nn.Module, key: str) -> str:
-    """The full name of `module`'s tensor `key`; of a model that is this very module, ``LazyLinear.weight``."""
-    return f"{_path_of(module) or type(module).__name__}.{key}"
+def _modules() -> list[nn.Module]:
+    # By type(): asking an object for its class can run its code. A module whose constructor failed has no tables.
+    found = [value for value in gc.get_objects() if issubclass(type(value), nn.Module)]
+    return [module for module in found if internals.has_tables(module)]
 
 
-def _path_of(module: nn.Module) -> str:
+def _path_of(module: nn.Module, modules: list[nn.Module]) -> str:
+    parents: dict[int, tuple[nn.Module, str]] = {}
+    for owner in modules:
+        for key, child in internals.children_of(owner).items():
+            if child is not None:
+                parents.setdefault(id(child), (owner, key))
     parts: list[str] = []
-    seen = {id(module)}
-    while True:
-        parent = _parent_of(module)
-        if parent is None or id(parent[0]) in seen:
-            return ".".join(reversed(parts))
-        seen.add(id(parent[0]))
-        module = parent[0]
-        parts.append(parent[1])
-
-
-def _parent_of(module: nn.Module) -> tuple[nn.Module, str] | None:
-    for table in gc.get_referrers(module):
-        if not isinstance(table, dict):
-            continue
-        for owner in _owners(table):
-            for key, child in internals.children_of(owner).items():
-                if child is module and internals.children_of(owner) is table:
-                    return owner, key
-    return None
-
-
-def _owners(table: dict[object, object]) -> list[nn.Module]:
-    """The modules among whose attributes a dict of tensors or children is."""
-    owners = []
-    for attributes in gc.get_referrers(table):
-        if isinstance(attributes, dict):
-            owners += [
-                holder
-                for holder in gc.get_referrers(attributes)
-                if isinstance(holder, nn.Module) and holder.__dict__ is attributes
-            ]
-    return owners
+    seen: set[int] = set()
+    while id(module) in parents and id(module) not in seen:
+        seen.add(id(module))
+        module, key = parents[id(module)]
+        parts.append(key)
+    return ".".join(reversed(parts))
