@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
 
 import devconv
-from devconv.lazy.patches import lazy_patches
 from tests.moves import device_is_here
 
 DEVICES = tuple(
@@ -17,14 +15,8 @@ DEVICES = tuple(
 )
 
 
-@contextmanager
-def flag_on() -> Iterator[None]:
-    """The flag, with the lines of the table that belong to lazy modules."""
-    with ExitStack() as stack:
-        for patch in lazy_patches():
-            stack.enter_context(patch.held())
-        stack.enter_context(devconv.registry_conversion())
-        yield
+flag_on = devconv.registry_conversion
+"""The flag; the table that it installs has the lines of devconv.lazy among the others."""
 
 
 @pytest.fixture
