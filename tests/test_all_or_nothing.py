@@ -182,10 +182,10 @@ class LineFault:
         sys.settrace(self._before)
 
 
-def lines_of(scene: Callable[[], Scene]) -> int:
-    """How many lines a whole conversion runs through."""
+def lines_of(scene: Callable[[], Scene], files: Sequence[str] = CHANGING) -> int:
+    """How many lines of some files a whole conversion runs through."""
     fresh = scene()
-    with LineFault(-1, RuntimeError) as counter:
+    with LineFault(-1, RuntimeError, files) as counter:
         fresh.convert()
     assert fresh.is_whole()
     return counter.count
@@ -420,27 +420,31 @@ def test_a_failed_conversion_holds_no_memory(conversion: Conversion) -> None:
         with backend_that_fails(device_type, at, RuntimeError):
             assert run_into(scene, RuntimeError) is not None
 
-    assert live_tensors() == before
+    assert at_most(live_tensors(), before)
+
+
+def at_most(after: tuple[int, int], before: tuple[int, int]) -> bool:
+    """No more tensors and no more bytes; what an earlier test left to be collected may be gone by now."""
+    return after[0] <= before[0] and after[1] <= before[1]
 
 
 @every_conversion
 def test_a_failure_in_the_middle_of_the_commit_holds_no_memory(conversion: Conversion) -> None:
     scene = Scene(conversion)
-    total = lines_of(lambda: Scene(conversion))
+    total = lines_of(lambda: Scene(conversion), ("commit.py",))
 
     def fail(at: int) -> bool:
-        with LineFault(at, RuntimeError):
+        with LineFault(at, RuntimeError, ("commit.py",)):
             return run_into(scene, RuntimeError) is not None
 
     assert fail(total // 2)
-    gc.collect()
     before = live_tensors()
 
-    for part in (3, 4, 5):
+    for part in (2, 3, 4):
         assert fail(total * part // 8)
 
     assert scene.differences() == []
-    assert live_tensors() == before
+    assert at_most(live_tensors(), before)
 
 
 def test_the_error_keeps_its_type_and_says_that_the_model_was_put_back() -> None:
