@@ -14,7 +14,7 @@ from devconv.errors import BatchError, GatherError
 from .graph import travel
 from .nesting import leaves, parts, rebuild, remake
 
-__all__ = ["bring", "gather", "scatter", "shares"]
+__all__ = ["Cut", "Inputs", "bring", "gather", "shares"]
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -29,36 +29,50 @@ def shares(size: int, count: int) -> list[int]:
     return [size // used + (position < size % used) for position in range(used)]
 
 
-def scatter(args: tuple[Any, ...], kwargs: dict[str, Any], devices: Sequence[torch.device], dim: int) -> list[Inputs]:
-    """The inputs of each replica, on its device.
+class Cut:
+    """Inputs cut into batches that have not been sent yet: devices are chosen by their number.
 
-    Args:
-        args: positional inputs; tensors of any nesting are cut along `dim`, those without dimensions and those in a
-            `Whole` go to every replica, and so does everything that is no tensor, as the same object.
-        kwargs: keyword inputs, likewise.
-        devices: ``D`` indexed devices.
-        dim: the batch dimension.
-
-    Returns:
-        At most ``D`` pairs of positional and keyword inputs. Without a tensor to cut there is one pair: the number of
-        devices does not decide how often a model runs.
-
-    Raises:
-        BatchError: tensors differ in the size of their batch, or have no dimension `dim`, or a packed sequence was
-            passed.
+    Attributes:
+        count: number of batches, at most as many as were allowed. Without a tensor to cut it is 1: the number of
+            devices does not decide how often a model runs.
     """
-    value = (args, kwargs)
-    _refuse_packed(value)
-    found = [(_argument(path), tensor, whole or tensor.dim() == 0) for path, tensor, whole in leaves(value)]
-    size = _batch_size(found, dim)
-    sizes = [1] if size is None else shares(size, len(devices))
-    cut: list[Sequence[Tensor]] = [
-        [tensor] * len(sizes) if whole else tensor.split(sizes, dim) for _, tensor, whole in found
-    ]
-    flat = [pieces[position] for position in range(len(sizes)) for pieces in cut]
-    targets = [device for device in devices[: len(sizes)] for _ in cut]
-    moved = iter(travel(flat, targets))
-    return [rebuild(value, moved) for _ in sizes]
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], count: int, dim: int) -> None:
+        """Cut the inputs of one call.
+
+        Args:
+            args: positional inputs; tensors of any nesting are cut along `dim`, those without dimensions and those in
+                a `Whole` go to every replica, and so does everything that is no tensor, as the same object.
+            kwargs: keyword inputs, likewise.
+            count: at most so many batches.
+            dim: the batch dimension.
+
+        Raises:
+            BatchError: tensors differ in the size of their batch, or have no dimension `dim`, or a packed sequence
+                was passed.
+        """
+        self._value = (args, kwargs)
+        _refuse_packed(self._value)
+        found = [(_argument(path), tensor, whole or tensor.dim() == 0) for path, tensor, whole in leaves(self._value)]
+        size = _batch_size(found, dim)
+        sizes = [1] if size is None else shares(size, count)
+        self.count = len(sizes)
+        self._pieces: list[Sequence[Tensor]] = [
+            [tensor] * self.count if whole else tensor.split(sizes, dim) for _, tensor, whole in found
+        ]
+
+    def send(self, devices: Sequence[torch.device]) -> list[Inputs]:
+        """The inputs of each replica, on its device.
+
+        Args:
+            devices: `count` indexed devices.
+
+        Returns:
+            `count` pairs of positional and keyword inputs.
+        """
+        flat = [pieces[position] for position in range(self.count) for pieces in self._pieces]
+        moved = iter(travel(flat, [device for device in devices for _ in self._pieces]))
+        return [rebuild(self._value, moved) for _ in devices]
 
 
 def _argument(path: str) -> str:

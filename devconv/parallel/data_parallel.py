@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from devconv import registry
-from devconv.errors import NotAModuleError, Refusal, ReplicationRefused
+from devconv.errors import NotAModuleError
 
 from .applying import apply_in_threads, apply_in_turn
-from .batching import bring, gather, scatter
+from .batching import Cut, bring, gather
 from .replicator import Device, Replicator
 
 __all__ = ["DataParallel"]
@@ -103,14 +103,18 @@ class DataParallel(nn.Module, Generic[T]):
             Exception: what a replica raised, of its own type, with the replica and its device in the message.
         """
         replicator = self._current()
-        self._check(replicator)
-        batches = scatter(inputs, kwargs, self.devices, self.dim)
-        devices = self.devices[: len(batches)]
+        cut = Cut(inputs, kwargs, len(self.devices), self.dim)
+        devices = self.devices[: cut.count]
         if len(self.devices) == 1:
-            return bring(apply_in_turn([self.module], batches, devices)[0], self.output_device)
-        apply = apply_in_threads if self.threads and len(batches) > 1 else apply_in_turn
+            replicator.check(self.devices[0])
+            return bring(apply_in_turn([self.module], cut.send(devices), devices)[0], self.output_device)
+        apply = apply_in_threads if self.threads and cut.count > 1 else apply_in_turn
         try:
-            outputs = apply(replicator(len(batches), detach=not torch.is_grad_enabled()), batches, devices)  # type: ignore[arg-type]
+            outputs = apply(
+                replicator(cut.count, detach=not torch.is_grad_enabled(), home=self.devices[0]),  # type: ignore[arg-type]
+                cut.send(devices),
+                devices,
+            )
         finally:
             replicator.release()
         return gather(outputs, self.output_device, self.dim)
@@ -120,14 +124,6 @@ class DataParallel(nn.Module, Generic[T]):
         if self._replicator is None or self._replicator.module is not self.module:
             self._replicator = Replicator(self.module, self.devices)
         return self._replicator
-
-    def _check(self, replicator: Replicator[T]) -> None:
-        home = replicator.device()
-        if home is None or home == self.devices[0]:
-            return
-        why = f"the module is on {home}, the first of the devices is {self.devices[0]}"
-        cure = f'Move the module with .to("{self.devices[0]}"), or name {home} first in devices.'
-        raise ReplicationRefused([Refusal(replicator.first_name(), str(home), why, cure)])
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """As ``nn.Module.state_dict``; with ``keep_prefix=False`` under the module's own names."""

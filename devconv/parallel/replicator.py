@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from devconv import registry
-from devconv.errors import NotAModuleError, Refusal, ReplicationRefused
+from devconv.errors import NotAModuleError
 
 from .collector import paused_collector
 from .copying import broadcast
 from .freshness import Freshness
 from .graph import attach
 from .pool import Pool
+from .refusing import refuse_dtypes, refuse_source, refuse_values
 from .structure import Structure
 
 __all__ = ["Replicator", "replicate"]
@@ -128,12 +129,15 @@ class Replicator(Generic[T]):
         """Where the replicas are, indexed."""
         return self._devices
 
-    def __call__(self, count: int | None = None, *, detach: bool | None = None) -> list[T]:
+    def __call__(
+        self, count: int | None = None, *, detach: bool | None = None, home: torch.device | None = None
+    ) -> list[T]:
         """Replicas with the module's values of this moment.
 
         Args:
             count: replicas on the first `count` devices only; None for all.
             detach: overrides what the `Replicator` was made with, for this call.
+            home: the device that the module has to be on; None for any.
 
         Returns:
             One replica for each device, as `replicate` describes them.
@@ -146,8 +150,9 @@ class Replicator(Generic[T]):
         devices = self._devices[:count]
         with self._lock:
             structure, pool = self._current()
-            home = structure.device()
-            rows = self._rows(structure, home, devices, self._detach if detach is None else detach)
+            source = structure.device()
+            refuse_source(structure.named(), source, home)
+            rows = self._rows(structure, source, devices, self._detach if detach is None else detach)
             pool.settle()
             replicas: list[T] = []
             for row, plain in rows:
@@ -157,20 +162,20 @@ class Replicator(Generic[T]):
                 pool.lend(skeleton)
             return replicas
 
-    def device(self) -> torch.device | None:
-        """The device that the module is on now; None for a module without tensors.
+    def check(self, home: torch.device | None = None) -> None:
+        """Whether the module can be replicated as it is; nothing is sent.
+
+        Args:
+            home: the device that it has to be on; None for any.
 
         Raises:
             UninitializedTensorError: a parameter is still lazy.
-            ReplicationRefused: parameters are on several devices.
+            ReplicationRefused: parameters are on several devices, or not on `home`, or a part of the module is
+                compiled or scripted.
         """
         with self._lock:
-            return self._current()[0].device()
-
-    def first_name(self) -> str:
-        """Full name of the module's first tensor; ``""`` if there is none."""
-        with self._lock:
-            return self._current()[0].first_name()
+            structure, _ = self._current()
+            refuse_source(structure.named(), structure.device(), home)
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         """Say that parameters were written in a way that ``send="changed"`` cannot see.
@@ -212,8 +217,8 @@ class Replicator(Generic[T]):
         alias = devices.index(home) if home in devices else None
         places = [place for place in range(len(devices)) if place != alias]
         targets = {devices[place].type: devices[place] for place in places}
-        _refuse_values(structure, home, targets)
-        _refuse_dtypes(structure, targets)
+        refuse_values(structure.named(), home, targets)
+        refuse_dtypes(structure.tensors, structure.named(), targets)
         # Parameters are leaves and come first; the node finds out which of them require a gradient. For the others one
         # has to look, and those that were computed are sent without their past.
         count = structure.parameter_count
@@ -267,31 +272,6 @@ class Replicator(Generic[T]):
                 for position in range(len(values))
             ]
         return copies
-
-
-def _refuse_values(structure: Structure, home: torch.device | None, targets: Mapping[str, torch.device]) -> None:
-    if home is None or registry.backend_for(home.type).capabilities.values or targets.keys() <= {home.type}:
-        return
-    cure = f'Give it storage with model.to_empty(device="{next(iter(targets.values()))}") and load its weights.'
-    raise ReplicationRefused([Refusal(structure.first_name(), str(home), f"it has no values on {home}", cure)])
-
-
-def _refuse_dtypes(structure: Structure, targets: Mapping[str, torch.device]) -> None:
-    limits = {
-        device: registry.backend_for(device_type).capabilities.unsupported_dtypes
-        for device_type, device in targets.items()
-    }
-    if not any(limits.values()):
-        return
-    dtypes = structure.dtypes()
-    reasons = []
-    for device, unsupported in limits.items():
-        for dtype in dtypes & unsupported:
-            name, tensor = structure.first_with(dtype)
-            why = f"it is {dtype}, which {device} cannot hold"
-            reasons.append(Refusal(name, str(tensor.device), why, "Convert it to another dtype."))
-    if reasons:
-        raise ReplicationRefused(reasons)
 
 
 def _join(originals: list[Tensor], rows: list[list[Tensor]], positions: Sequence[int]) -> None:

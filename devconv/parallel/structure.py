@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from devconv import torch_internals as internals
-from devconv.errors import Refusal, ReplicationRefused, UninitializedTensorError
+from devconv.errors import UninitializedTensorError
 
 from .attributes import Plain, look
+from .refusing import refuse_bound_code, refuse_half_moved
 
 __all__ = ["Structure"]
 
 _attributes_of = attrgetter("__dict__")
 _device_of = attrgetter("device")
-_dtype_of = attrgetter("dtype")
 _is_cpu = attrgetter("is_cpu")
 
 
@@ -59,7 +59,7 @@ class Structure:
         self.positions: dict[int, int] = {}
         self._plain: list[Plain] = []
         self._walk(root)
-        self._refuse_bound_code()
+        refuse_bound_code(self.modules, self.names)
         self._types = list(map(type, self.modules))
         self.self_copying = [i for i, module in enumerate(self.modules) if internals.replicates_itself(module)]
         stock_setattr: object = nn.Module.__setattr__
@@ -104,23 +104,6 @@ class Structure:
             stack.extend(reversed(children))
             hidden.extend((other, prefix + path) for other, path in plain.modules)
 
-    def _refuse_bound_code(self) -> None:
-        reasons = []
-        for module, name in zip(self.modules, self.names, strict=True):
-            if internals.is_scripted(module):
-                why, cure = (
-                    "it lives in TorchScript, which has its own copies",
-                    "Replicate the module it was made from.",
-                )
-            elif internals.is_compiled(module):
-                why = "its compiled code is bound to the original, and replicas would run it on the original's tensors"
-                cure = "Replicate the module that was compiled."
-            else:
-                continue
-            reasons.append(Refusal(name, type(module).__name__, why, cure))
-        if reasons:
-            raise ReplicationRefused(reasons)
-
     def _layout_of(self, position: int) -> tuple[Any, ...]:
         table = self._tables[position]
         if position % 3 == 2:
@@ -151,7 +134,7 @@ class Structure:
             self.index.append(position)
         self.tied = len(self.tensors) < len(objects)
         if any(map(internals.is_lazy_class, set(map(type, self.tensors)))):
-            names = [name for name, tensor in self._named() if internals.is_lazy_class(type(tensor))]
+            names = [name for name, tensor in self.named() if internals.is_lazy_class(type(tensor))]
             raise UninitializedTensorError(
                 names, "replicating a module", "Run a forward pass, or devconv.materialize(model, *inputs), before."
             )
@@ -249,42 +232,11 @@ class Structure:
             return self.tensors[0].device
         devices = set(map(_device_of, self.tensors))
         if len(devices) > 1:
-            raise ReplicationRefused(self._half_moved())
+            refuse_half_moved(self.named())
         return devices.pop() if devices else None
 
-    def dtypes(self) -> set[torch.dtype]:
-        """The dtypes of the registered tensors."""
-        return set(map(_dtype_of, self.tensors))
-
-    def _named(self) -> Iterator[tuple[str, Tensor]]:
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Every place of a tensor: the full name, and the tensor."""
         for home, key, position in zip(self.slot_homes, self.slot_keys, self.index, strict=True):
             prefix = self.names[home // 2]
             yield f"{prefix}.{key}" if prefix else key, self.tensors[position]
-
-    def first_with(self, dtype: torch.dtype) -> tuple[str, Tensor]:
-        """Name and value of the first tensor of a dtype."""
-        return next((name, tensor) for name, tensor in self._named() if tensor.dtype is dtype)
-
-    def first_name(self) -> str:
-        """Full name of the first tensor; ``""`` if there is none."""
-        return next((name for name, _ in self._named()), "")
-
-    def _half_moved(self) -> list[Refusal]:
-        by_device: dict[torch.device, list[str]] = {}
-        for name, tensor in self._named():
-            by_device.setdefault(tensor.device, []).append(name)
-        most = max(by_device, key=lambda device: len(by_device[device]))
-        reasons = []
-        for device, names in by_device.items():
-            if device == most:
-                continue
-            unregistered = next((name for name in names if "[" in name), None)
-            cure = f'Move the whole module: model.to("{most}").'
-            if unregistered is not None:
-                cure = (
-                    f"{unregistered} is in a plain list or dict, where model.to() does not see it: use nn.ModuleList."
-                )
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            why = f"it{more} is on {device}, {len(by_device[most])} other tensors of the module are on {most}"
-            reasons.append(Refusal(names[0], str(device), why, cure))
-        return reasons

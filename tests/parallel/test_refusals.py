@@ -80,8 +80,7 @@ def test_a_module_in_a_plain_list_that_stayed_behind_is_named(door):
 
 
 def test_data_parallel_wants_the_module_on_its_first_device():
-    model = devconv.convert(mlp(), "meta") and mlp()
-    parallel = devconv.DataParallel(model, ["cpu", "cpu"])
+    parallel = devconv.DataParallel(mlp(), ["cpu", "cpu"])
     devconv.convert(parallel.module, "meta")
 
     with pytest.raises(
