@@ -1,9 +1,9 @@
 """Switches off one mechanism at a time and shows which tests notice.
 
 Each mutation replaces a piece of the source that keeps a promise, in a copy of the repository, and runs the tests that
-the promise is held by. A mutation that no test notices has survived, and fails the run: either the test is missing, or
-the mechanism is not needed. ``python ci/mutants.py [LANE] [WORD...]`` runs those of a lane whose mechanism contains one
-of the words.
+the promise is held by; without a mutation they must pass. A mutation that no test notices has survived, and fails the run:
+either the test is missing, or the mechanism is not needed. ``python ci/mutants.py [LANE] [WORD...]`` runs those of a
+lane whose mechanism contains one of the words.
 """
 
 from __future__ import annotations
@@ -654,7 +654,13 @@ def main(arguments: list[str]) -> int:
         copy.mkdir()
         for name in COPIED:
             _copy(ROOT / name, copy / name)
+        sound: set[tuple[str, ...]] = set()
         for mutation in chosen:
+            if mutation.tests not in sound:
+                failed, outcome = _run(mutation, copy, environment)
+                if failed:
+                    raise SystemExit(f"{mutation.tests} fail without a mutation: {outcome}\n  " + "\n  ".join(failed))
+                sound.add(mutation.tests)
             failed, outcome = _try(mutation, copy, environment)
             print(f"{'caught' if failed else 'SURVIVED'}  {mutation.mechanism}: {outcome}", flush=True)
             for name in failed[:3]:
@@ -673,7 +679,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _try(mutation: Mutation, copy: Path, environment: dict[str, str]) -> tuple[list[str], str]:
-    """Run a mutation's tests with the mechanism switched off; the tests that failed, and pytest's last line."""
+    """`_run` with the mechanism switched off."""
     path = copy / mutation.file
     source = path.read_text()
     if source.count(mutation.old) != 1:
@@ -682,27 +688,32 @@ def _try(mutation: Mutation, copy: Path, environment: dict[str, str]) -> tuple[l
         )
     path.write_text(source.replace(mutation.old, mutation.new))
     try:
-        # The copy comes before the installed package, and before anything cached of it.
-        variables = {
-            **environment,
-            "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'backends'}",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "--maxfail=5"]
-        try:
-            done = subprocess.run(
-                [*command, *mutation.tests],
-                cwd=copy,
-                env=variables,
-                capture_output=True,
-                text=True,
-                timeout=900,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return ["(hung)"], "it hung"
+        return _run(mutation, copy, environment)
     finally:
         path.write_text(source)
+
+
+def _run(mutation: Mutation, copy: Path, environment: dict[str, str]) -> tuple[list[str], str]:
+    """Run a mutation's tests in the copy as it is; the tests that failed, and pytest's last line."""
+    # The copy comes before the installed package, and before anything cached of it.
+    variables = {
+        **environment,
+        "PYTHONPATH": f"{copy}{os.pathsep}{copy / 'backends'}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider", "--maxfail=5", "--timeout=0"]
+    try:
+        done = subprocess.run(
+            [*command, "-o", "faulthandler_timeout=0", *mutation.tests],
+            cwd=copy,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=1800,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return ["(hung)"], "it hung"
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     last = (done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]])[-1]
     if done.returncode < 0:
