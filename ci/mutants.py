@@ -126,7 +126,7 @@ MUTATIONS = (
     Mutation(
         "a tree that holds an override is never settled",
         "devconv/planning.py",
-        "if (overrides or internals.APPLY in current.__dict__) and not (entered and current is module):\n            return False",
+        "        if (overrides or own in current.__dict__) and not (entered and current is module):\n            return False",
         "",
         _in("overriding_modules", k="nothing_moves"),
     ),
@@ -267,8 +267,8 @@ MUTATIONS = (
     Mutation(
         "derived weights are derived afresh",
         "devconv/conversion.py",
-        "            commit.set_attribute(self.module, self.name, self.make())",
-        "            pass",
+        "        commit.set_attribute(self.module, self.name, value)",
+        "        pass",
         _in("parametrizations", k="up_to_date and flag"),
     ),
     # -- the commit
@@ -345,8 +345,8 @@ MUTATIONS = (
     Mutation(
         "attributes and slots of an overwritten parameter are carried",
         "devconv/commit.py",
-        "        carry_attributes(tensor, new)\n        self._done",
-        "        self._done",
+        "        carry_attributes(tensor, new)\n        if hasattr",
+        "        if hasattr",
         _in("attributes", k="overwrite-flag"),
     ),
     Mutation(
@@ -480,8 +480,8 @@ MUTATIONS = (
     Mutation(
         "undo: derived weights",
         "devconv/commit.py",
-        "        for module, name, value in reversed(self._attributes):\n            vars(module)[name] = value",
-        "",
+        "        for module, name, value in reversed(self._attributes):",
+        "        for module, name, value in ():",
         (_FAULTS, "-k", "in_follow"),
     ),
     Mutation(

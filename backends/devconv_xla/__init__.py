@@ -105,6 +105,10 @@ class XlaBackend(Backend):
             by_device[tensor.device].append(position)
         fetched: list[Tensor] = [*tensors]
         with torch.no_grad():
+            if len(by_device) > 1:
+                # Start every device before waiting for the first one.
+                for positions in by_device.values():
+                    self._xlac._xla_sync_multi([tensors[position] for position in positions], [], False, False)
             for positions in by_device.values():
                 # The call takes tensors of one device only.
                 host = self._xlac._xla_get_cpu_tensors([tensors[position] for position in positions])
@@ -157,13 +161,6 @@ class XlaBackend(Backend):
     def _on_host(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         if all(tensor.device.type == "cpu" for tensor in tensors):
             return tensors
-        by_device: dict[torch.device, list[Tensor]] = defaultdict(list)
-        for tensor in tensors:
-            by_device[tensor.device].append(tensor)
-        if len(by_device) > 1:
-            # Start every device before waiting for the first one.
-            for group in by_device.values():
-                self._xlac._xla_sync_multi(group, [], False, False)
         return self.fetch(tensors)
 
     @contextmanager

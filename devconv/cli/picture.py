@@ -57,7 +57,7 @@ def paint(columns: Sequence[Column], path: Path) -> None:
     axes.tick_params(colors=_INK)
     for column in columns:
         _explain(axes, column, cpu)
-    axes.legend(frameon=False, labelcolor=_INK, loc="lower left")
+    axes.legend(frameon=False, labelcolor=_INK, loc="center right")
     figure.savefig(path)
 
 

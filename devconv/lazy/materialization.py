@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -93,7 +94,7 @@ def _fill(
 
     def initialise(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if is_pending(module):
-            draw(module, args, kwargs, init)
+            _synchronize({tensor.device for tensor in draw(module, args, kwargs, init)})
             layers.append(name)
 
     started = time.perf_counter()
@@ -104,7 +105,6 @@ def _fill(
             found = time.perf_counter()
             for call in calls:
                 initialise(call.name, call.module, call.args, call.kwargs)
-            _synchronize(devices)
     except ShapeInferenceError as error:
         if fallback is None:
             raise
@@ -134,8 +134,9 @@ def _devices(model: nn.Module) -> list[torch.device]:
     return list(dict.fromkeys(devices)) or [torch.device("cpu")]
 
 
-def _synchronize(devices: list[torch.device]) -> None:
-    """Storage exists when the device has made it: a device that only records would mix this with the first step."""
+def _synchronize(devices: Iterable[torch.device]) -> None:
+    """Storage exists when the device has made it. After every layer: a device that only records would otherwise compile
+    one program for all of them, where layers of equal shapes share one."""
     for device in devices:
         indexed, backend = resolve(device)
         backend.synchronize(indexed)

@@ -33,7 +33,7 @@ def main(way: str) -> None:
 def model():
     from torch import nn
 
-    layers = [(f"layer{i}", nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.ReLU())) for i in range(6)]
+    layers = [(f"layer{i}", nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Tanh())) for i in range(6)]
     return nn.Sequential(OrderedDict([*layers, ("out", nn.Linear(WIDTH, 10))]))
 
 
@@ -50,7 +50,7 @@ def train(net, rank=0, size=1, device="cpu", sync=lambda: None):
     """Losses, and seconds of a step, the median over all but the first few."""
     import torch
 
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     losses, seconds = [], []
     for batch in batches():
         started = time.perf_counter()
