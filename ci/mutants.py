@@ -345,8 +345,8 @@ MUTATIONS = (
     Mutation(
         "attributes and slots of an overwritten parameter are carried",
         "devconv/commit.py",
-        "        carry_attributes(tensor, new)\n        if hasattr",
-        "        if hasattr",
+        "        carry_attributes(tensor, new)\n        if tensor.requires_grad and internals.chose",
+        "        if tensor.requires_grad and internals.chose",
         _in("attributes", k="overwrite-flag"),
     ),
     Mutation(
@@ -417,15 +417,15 @@ MUTATIONS = (
     Mutation(
         "undo: at all",
         "devconv/conversion.py",
-        "    except BaseException as error:\n        commit.undo()\n        error.add_note",
-        "    except BaseException as error:\n        error.add_note",
+        "        while not commit.undone:",
+        "        while False:",
         (_FAULTS, "-k", "in_follow"),
     ),
     Mutation(
         "undo: of an interrupt too",
         "devconv/conversion.py",
-        "    except BaseException as error:\n        commit.undo()\n        error.add_note",
-        "    except Exception as error:\n        commit.undo()\n        error.add_note",
+        "    except BaseException as error:\n        # Here",
+        "    except Exception as error:\n        # Here",
         (_FAULTS, "-k", "in_follow"),
     ),
     Mutation(
@@ -493,9 +493,9 @@ MUTATIONS = (
     ),
     Mutation(
         "undo: goes on after an interrupt",
-        "devconv/commit.py",
-        "            except KeyboardInterrupt as error:\n                interrupt = error",
-        "            except KeyboardInterrupt:\n                break",
+        "devconv/conversion.py",
+        "            except KeyboardInterrupt:\n                _log",
+        "            except KeyboardInterrupt:\n                break\n                _log",
         (_FAULTS, "-k", "during_the_undo and float64-swap"),
     ),
     # -- optimizers

@@ -7,7 +7,6 @@ undo can begin after any instruction, and can itself be interrupted and begun ag
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 import weakref
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from .survey import Cohorts, Entry, Inventory, Kind, Slot, Table, enlist
 
 __all__ = ["Commit"]
 
-_log = logging.getLogger("devconv")
 _MISSING = object()
 
 
@@ -48,6 +46,7 @@ class Commit:
         self.ghosts = 0
         self.overwrote = False
         """A parameter was replaced by another object."""
+        self.undone = False
         self._done: list[tuple[Entry, Any]] = []
         """Entries in the order of their turn, each with what its undo needs."""
         self._slots: list[tuple[Table, str, Tensor]] = []
@@ -101,12 +100,12 @@ class Commit:
     def _swap(self, entries: list[Entry]) -> None:
         done, impl_of, swap_impl, plain = self._done, internals.impl_of, internals.swap_impl, Kind.PLAIN
         backward_hooks, accumulate_hooks = internals.backward_hooks, internals.accumulate_hooks
-        has_grad_dtype = hasattr(Tensor, "grad_dtype")
+        chose_grad_dtype = internals.chose_grad_dtype
         for entry in entries:
             tensor, staged = entry.tensor, entry.staged
             if tensor.requires_grad:
                 staged.requires_grad_()
-                if has_grad_dtype and tensor.grad_dtype is not tensor.dtype:
+                if chose_grad_dtype(tensor):
                     _keep_grad_dtype(entry, staged)
             entry.committed = True
             done.append((entry, impl_of(tensor)))
@@ -190,7 +189,7 @@ class Commit:
         if entry.kind is Kind.CUSTOM:
             vars(new).update(vars(entry.staged))
         carry_attributes(tensor, new)
-        if hasattr(Tensor, "grad_dtype") and tensor.requires_grad and tensor.grad_dtype is not tensor.dtype:
+        if tensor.requires_grad and internals.chose_grad_dtype(tensor):
             _keep_grad_dtype(entry, new)
         self._done.append((entry, (hooks,)))
         self.overwrote = True
@@ -317,18 +316,7 @@ class Commit:
     # -- back --------------------------------------------------------------------------------------------------------
 
     def undo(self) -> None:
-        """Put everything back: objects, values, grads, hooks, attributes. Interrupts are held until it is done."""
-        interrupt: BaseException | None = None
-        while True:
-            try:
-                self._undo()
-                break
-            except KeyboardInterrupt as error:
-                interrupt = error
-        if interrupt is not None:
-            _log.warning("interrupted while undoing a conversion; the undo was completed")
-
-    def _undo(self) -> None:
+        """Put everything back: objects, values, grads, hooks, attributes. Can be begun again after an interrupt."""
         for undo in reversed(self._undos):
             undo()
         for module, attributes, containers in reversed(self._entered):
@@ -348,10 +336,10 @@ class Commit:
             grad = entry.grad
             if grad is not None and entry.tensor.grad is not grad.tensor:
                 entry.tensor.grad = grad.tensor
+        self.undone = True
 
     def finish(self) -> None:
         """Past the point of no return: let go of the old tensors, and of what spent graphs need not keep."""
-        self._slots.clear()
         if self.ghosts:
             for entry, _ in self._done:
                 if not entry.spent or entry.staged is None:
@@ -361,7 +349,13 @@ class Commit:
                 elif sys.getrefcount(entry.tensor) == _OURS:
                     # Overwritten, and nobody else's any more: an optimizer or a list may still use the old object.
                     ghost.release(entry.tensor)
-        for journal in (self._done, self._linked, self._undos, self._entered, self._attributes):
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of every tensor: the look-up refers to the commit, which would wait for the cyclic collector."""
+        self._lookup = None
+        self._replaced.clear()
+        for journal in (self._slots, self._done, self._linked, self._undos, self._entered, self._attributes):
             journal.clear()
 
 

@@ -142,14 +142,16 @@ def _convert(request: _Request, transfer: Transfer | None, started: float) -> tu
                 raise ConversionRefused(refusals)
             if made.stock:
                 return _run_stock(request, made, started)
+            rows = None
             if request.atomic or opaque:
                 if transfer is not None:
                     stage(made.cohorts, transfer, request.fn)
                 commit, returned = _commit(request, made, derived)
             else:
+                rows = items_of(inventory.entries)  # each batch lets go of its tensors
                 commit, returned = _commit_in_batches(request, made, transfer or Transfer(), derived)
             report = Report(
-                items_of(inventory.entries),
+                rows or items_of(inventory.entries),
                 made.what,
                 seconds=time.perf_counter() - started,
                 holders=made.holders,
@@ -182,23 +184,88 @@ def _ask(entries: Iterable[Entry], fn: Callable[[Tensor], Tensor]) -> dict[int, 
 
 
 def _commit(request: _Request, made: Plan, derived: list[_Derived]) -> tuple[Commit, nn.Module]:
-    inventory = made.inventory
-    commit = Commit(inventory, request.fn, lambda entry, result: decide_result(made, entry, result))
+    def steps(commit: Commit) -> nn.Module:
+        commit.run(made.cohorts)
+        return _complete(request, commit, made, derived)
+
+    return _carry_out(request, made, steps, [], derived)
+
+
+def _commit_in_batches(
+    request: _Request, made: Plan, transfer: Transfer, derived: list[_Derived]
+) -> tuple[Commit, nn.Module]:
+    """``atomic=False``: the extra memory is that of one batch; a failure leaves earlier batches converted."""
+    converted: list[str] = []
+
+    def steps(commit: Commit) -> nn.Module:
+        for batch in made.inventory.batches(BATCH_BYTES):
+            cohorts = cohorts_of(batch)
+            stage(cohorts, transfer, request.fn)
+            commit.run(cohorts)
+            following.log_moves(commit.moves(), automatic=flag.active())
+            commit.finish()
+            converted.extend(
+                entry.name for entry in batch if entry.decision.route is not Route.KEEP and not entry.inside
+            )
+            for entry in batch:
+                if not entry.inside:
+                    entry.let_go()
+        return _complete(request, commit, made, derived)
+
+    return _carry_out(request, made, steps, converted, derived)
+
+
+def _carry_out(
+    request: _Request,
+    made: Plan,
+    steps: Callable[[Commit], nn.Module],
+    converted: list[str],
+    derived: list[_Derived],
+) -> tuple[Commit, nn.Module]:
+    """Take steps that change the model, and take them back if one fails.
+
+    Args:
+        request: the conversion.
+        made: its plan.
+        steps: change the model; return what the root's own ``_apply`` returned.
+        converted: grows with the names of what stays converted whatever comes.
+        derived: attributes that have to fit what stays converted.
+    """
+    commit = Commit(made.inventory, request.fn, lambda entry, result: decide_result(made, entry, result))
     token = _running.set(commit)
     try:
-        commit.run(made.cohorts)
-        returned = _enter_overriding(request, commit)
+        returned = steps(commit)
+    except BaseException as error:
+        # Here and not in a function: Python delivers interrupts at the entry of functions, also of one that would
+        # catch them.
+        while not commit.undone:
+            try:
+                commit.undo()
+            except KeyboardInterrupt:
+                _log.warning("interrupted while undoing a conversion; the undo goes on")
+        commit.forget()
+        if not converted:
+            error.add_note("devconv put the model back as it was before the conversion")
+            raise
         for attribute in derived:
             attribute.derive(commit)
-        _follow(request, commit, made)
-    except BaseException as error:
-        commit.undo()
-        error.add_note("devconv put the model back as it was before the conversion")
-        raise
+        if not isinstance(error, Exception):
+            error.add_note(f"converted before it, with atomic=False: {', '.join(converted)}")
+            raise
+        raise PartialConversionError(converted, error) from error
     finally:
         _running.reset(token)
     commit.finish()
     return commit, returned
+
+
+def _complete(request: _Request, commit: Commit, made: Plan, derived: list[_Derived]) -> nn.Module:
+    """What comes after the tensors: modules that convert themselves, derived attributes, optimizers."""
+    returned = _enter_overriding(request, commit)
+    for attribute in derived:
+        attribute.derive(commit)
+    _follow(request, commit, made)
+    return returned
 
 
 def _enter_overriding(request: _Request, commit: Commit) -> nn.Module:
@@ -214,7 +281,7 @@ def _enter_overriding(request: _Request, commit: Commit) -> nn.Module:
 
 
 def _follow(request: _Request, commit: Commit, made: Plan) -> None:
-    following.log_moves(commit.moves(), automatic=flag.active())
+    commit.then(following.log_moves(commit.moves(), automatic=flag.active()))
     optimizers = list(request.optimizers)
     if flag.active() and commit.overwrote:
         # They hold objects that the model no longer has: waiting for the next step would be too late for whatever reads
@@ -222,46 +289,6 @@ def _follow(request: _Request, commit: Commit, made: Plan) -> None:
         optimizers += following.optimizers_alive()
     for optimizer in optimizers:
         commit.then(following.reconcile(optimizer, made.notes))
-
-
-def _commit_in_batches(
-    request: _Request, made: Plan, transfer: Transfer, derived: list[_Derived]
-) -> tuple[Commit, nn.Module]:
-    """``atomic=False``: the extra memory is that of one batch; a failure leaves earlier batches converted."""
-    inventory = made.inventory
-    commit = Commit(inventory, request.fn, lambda entry, result: decide_result(made, entry, result))
-    converted: list[str] = []
-    token = _running.set(commit)
-    try:
-        for batch in inventory.batches(BATCH_BYTES):
-            cohorts = cohorts_of(batch)
-            stage(cohorts, transfer, request.fn)
-            commit.run(cohorts)
-            following.log_moves(commit.moves(), automatic=flag.active())
-            commit.finish()
-            converted += [entry.name for entry in batch if entry.decision.route is not Route.KEEP and not entry.inside]
-            for entry in batch:
-                if not entry.inside:
-                    entry.let_go()
-        returned = _enter_overriding(request, commit)
-        for attribute in derived:
-            attribute.derive(commit)
-        _follow(request, commit, made)
-    except BaseException as error:
-        commit.undo()
-        if not converted:
-            error.add_note("devconv put the model back as it was before the conversion")
-            raise
-        for attribute in derived:
-            attribute.derive(commit)
-        if not isinstance(error, Exception):
-            error.add_note(f"converted before it, with atomic=False: {', '.join(converted)}")
-            raise
-        raise PartialConversionError(converted, error) from error
-    finally:
-        _running.reset(token)
-    commit.finish()
-    return commit, returned
 
 
 def _run_stock(request: _Request, made: Plan, started: float) -> tuple[Report, nn.Module]:

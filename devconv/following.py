@@ -72,17 +72,28 @@ _seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 _hook: torch.utils.hooks.RemovableHandle | None = None
 
 
-def log_moves(moves: list[Move], *, automatic: bool) -> None:
+def log_moves(moves: list[Move], *, automatic: bool) -> Callable[[], None]:
     """Remember where parameters have been, so that optimizers can follow.
 
     Args:
         moves: one conversion's moves.
         automatic: optimizers follow by themselves at their next step: the flag is on.
+
+    Returns:
+        A function that forgets them again; it may be called more than once.
     """
     global _number, _hook
     if not moves:
-        return
+        return lambda: None
     with _lock:
+        before = [(logged, dict(logged[1].successors)) for logged in _moves]
+
+        def undo() -> None:
+            with _lock:
+                for (_, move), successors in before:
+                    move.successors.update(successors)
+                _moves[:] = [logged for logged, _ in before]
+
         _number += 1
         # A round trip that is made again and again is one entry: what counts is the last time.
         _moves[:] = [
@@ -96,6 +107,7 @@ def log_moves(moves: list[Move], *, automatic: bool) -> None:
             # It stays when the flag's scope ends: the next step may come after that, and would meet state that was
             # left behind.
             _hook = register_optimizer_step_pre_hook(_before_step)
+        return undo
 
 
 def _skip_generation(successors: dict[int, weakref.ref[Tensor]]) -> None:
@@ -288,20 +300,20 @@ def _is_cast(value: Tensor) -> bool:
 
 def _carry_options(group: dict[str, Any], left: set[torch.device]) -> None:
     """Learning rates and betas may be tensors; those on the parameters' old device go along, in their own dtype."""
-    parameter = group["params"][0]
-
-    def carry(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(parameter.device) if value.device in left else value
-        if isinstance(value, tuple):
-            return tuple(carry(item) for item in value)
-        return value
-
+    device = group["params"][0].device
     for name, value in list(group.items()):
         if name != "params":
-            carried = carry(value)
+            carried = _carry_option(value, left, device)
             if carried is not value:
                 group[name] = carried
+
+
+def _carry_option(value: Any, left: set[torch.device], device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device) if value.device in left else value
+    if isinstance(value, tuple):
+        return tuple(_carry_option(item, left, device) for item in value)
+    return value
 
 
 def _snapshot(optimizer: Optimizer) -> tuple[Any, ...]:

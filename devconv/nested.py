@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -65,27 +66,26 @@ def replace_tensors(value: T, replace: Callable[[Tensor], Tensor], convert: Call
         replace: called for every tensor.
         convert: called for any other object with a ``to`` method.
     """
-
-    def walk(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            return replace(item)
-        if isinstance(item, torch.nn.utils.rnn.PackedSequence):
-            return convert(item)
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*map(walk, item))
-        if isinstance(item, list | tuple):
-            return type(item)(map(walk, item))
-        if isinstance(item, dict):
-            made = item.copy()
-            made.update((key, walk(inner)) for key, inner in item.items())
-            return made
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            fields = {field.name: walk(getattr(item, field.name)) for field in dataclasses.fields(item) if field.init}
-            return dataclasses.replace(item, **fields)
-        if callable(getattr(item, "to", None)) and not isinstance(item, torch.nn.Module):
-            return convert(item)
-        if isinstance(item, Mapping):
-            return type(item)({key: walk(inner) for key, inner in item.items()})  # type: ignore[call-arg]
-        return item
-
-    return walk(value)  # type: ignore[no-any-return]
+    # Not an inner function that calls itself: one would keep every tensor until Python's cyclic collector comes.
+    item: Any = value
+    walk = functools.partial(replace_tensors, replace=replace, convert=convert)
+    made: Any = item
+    if isinstance(item, Tensor):
+        made = replace(item)
+    elif isinstance(item, torch.nn.utils.rnn.PackedSequence):
+        made = convert(item)
+    elif isinstance(item, tuple) and hasattr(item, "_fields"):
+        made = type(item)(*map(walk, item))
+    elif isinstance(item, list | tuple):
+        made = type(item)(map(walk, item))
+    elif isinstance(item, dict):
+        made = item.copy()
+        made.update((key, walk(inner)) for key, inner in item.items())
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        fields = {field.name: walk(getattr(item, field.name)) for field in dataclasses.fields(item) if field.init}
+        made = dataclasses.replace(item, **fields)
+    elif callable(getattr(item, "to", None)) and not isinstance(item, torch.nn.Module):
+        made = convert(item)
+    elif isinstance(item, Mapping):
+        made = type(item)({key: walk(inner) for key, inner in item.items()})  # type: ignore[call-arg]
+    return made  # type: ignore[no-any-return]

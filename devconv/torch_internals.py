@@ -124,6 +124,17 @@ def set_accumulate_hooks(tensor: Tensor, hooks: dict[int, Callable[..., Any]] | 
         tensor._post_accumulate_grad_hooks = hooks
 
 
+_HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")
+
+
+def chose_grad_dtype(tensor: Tensor) -> bool:
+    """Whether a leaf's gradient was said to have another dtype than the leaf, or any.
+
+    Reason: ``grad_dtype`` is new in torch 2.10, and raises for the result of a computation.
+    """
+    return _HAS_GRAD_DTYPE and tensor.is_leaf and tensor.grad_dtype is not tensor.dtype
+
+
 def has_accumulator(tensor: Tensor) -> bool:
     """Whether a live autograd graph holds the node that accumulates `tensor`'s gradient.
 

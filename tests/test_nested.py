@@ -91,3 +91,17 @@ def test_modules_are_left_alone():
 def test_an_unknown_device_is_named():
     with pytest.raises(devconv.UnknownDeviceError, match="banana"):
         devconv.move([torch.ones(1)], "banana")
+
+
+def test_nothing_that_was_moved_waits_for_the_collector() -> None:
+    import gc
+    import weakref
+
+    gc.disable()
+    try:
+        moved = devconv.move({"x": [torch.ones(2)]}, "meta")
+        tensor = weakref.ref(moved["x"][0])
+        del moved
+        assert tensor() is None
+    finally:
+        gc.enable()
