@@ -93,6 +93,13 @@ ENVIRONMENTS: Mapping[str, Environment] = {
         Environment("xla-2.9", ("torch==2.9.1", "torch_xla==2.9.0"), ("xla", "demo", "test")),
         Environment("cuda", ("torch>=2.9",), borrows_torch=True),
         Environment("acme", ("setuptools>=70.1", "ninja"), (), base="torch-2.13", projects=("tests/vendor_acme",)),
+        Environment(
+            "jax-2.9",
+            # With exact pins for what they need: nothing else installs these packages.
+            ("torchax==0.0.13", "jax==0.10.2", "jaxlib==0.10.2", "ml_dtypes==0.6.0", "opt_einsum==3.4.0"),
+            (),
+            base="xla-2.9",
+        ),
         Environment("newest", ("torch>=2.13",)),
     )
 }
@@ -118,6 +125,13 @@ LANES: Mapping[str, Lane] = {
             tests=("tests/backends/test_acme.py", "tests/invariants", "-k", "acme"),
             missing=_no_vendor,
             default=False,
+        ),
+        Lane(
+            "jax",
+            "jax-2.9",
+            {**_COMMON, "JAX_PLATFORMS": "cpu"},
+            tests=("tests/backends/test_devconv_jax.py",),
+            missing=_no_xla_wheel,
         ),
         Lane("newest", "newest", _COMMON, default=False),
     )
