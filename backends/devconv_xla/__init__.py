@@ -141,6 +141,10 @@ class XlaBackend(Backend):
 
     def broadcast(self, tensors: Sequence[Tensor], devices: Sequence[torch.device]) -> list[list[Tensor]]:
         # Everything goes through the host: once, not once for each device.
+        for device in {tensor.device for tensor in tensors if tensor.device.type == "xla"}:
+            # Reading would run the optimizer's step for these tensors and forget it, to run it again for its momentum,
+            # and again with the next pass.
+            self._start(device)
         host = self._on_host(tensors)
         return [self.send(host, device) for device in devices]
 
@@ -169,8 +173,17 @@ class XlaBackend(Backend):
         self._xlac._xla_set_default_device(str(device))
         try:
             yield
+            # The replica's outputs are going to be read, and its activations are needed again by the backward pass:
+            # computed now and together, while the next replica is being recorded.
+            self._start(device)
         finally:
             self._xlac._xla_set_default_device(before)
+
+    def _start(self, device: torch.device) -> None:
+        """Begin to compute all that is recorded for `device`, without waiting."""
+        # Not during a backward pass: the devices' own threads are recording then, and would find tensors half exchanged.
+        if torch._C._current_graph_task_id() == -1:
+            self._xlac._xla_step_marker(str(device), [], False)
 
     def synchronize(self, device: torch.device | None = None) -> None:
         targets = [str(device)] if device is not None else [f"xla:{index}" for index in range(self.device_count())]

@@ -36,8 +36,8 @@ def growth(model, optimizer, x, steps):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("make", [Normed, Recurrent])
 def test_a_thousand_steps_leave_no_object_and_no_memory(make):
-    # Big enough that one copy left behind in each step would be 1 GB.
-    module = nn.Sequential(fill(make()), nn.Linear(2, 50_000), nn.Linear(50_000, 2))
+    # Big enough that one copy left behind in each step would be 200 MB.
+    module = nn.Sequential(fill(make()), nn.Linear(2, 10_000), nn.Linear(10_000, 2))
     model = devconv.DataParallel(module, ["cpu", "cpu"])
 
     objects, memory = growth(model, torch.optim.SGD(module.parameters(), lr=1e-3), torch.ones(4, 4), 1000)
@@ -56,6 +56,22 @@ def test_steps_on_xla_leave_no_object_and_no_memory():
 
     assert objects < 50
     assert memory < 30 * MIB
+
+
+@pytest.mark.needs("xla", 2)
+def test_steps_on_xla_compile_nothing_new_after_the_first_though_nobody_calls_sync():
+    from torch_xla.debug import metrics
+
+    module = fill(Recurrent()).to("xla:0")
+    model = devconv.DataParallel(module, ["xla:0", "xla:1"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9)
+    programs = []
+    for _ in range(6):
+        step(model, optimizer, torch.ones(4, 4))
+        programs.append(metrics.counter_value("UncachedCompile"))
+
+    assert programs[0] > 0
+    assert programs[3:] == programs[2:-1]
 
 
 def test_a_module_that_changes_in_every_step_leaves_nothing(tmp_path):
