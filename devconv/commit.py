@@ -9,16 +9,21 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import compress
+from operator import attrgetter, eq
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import following, ghost
+from . import following, geometry, ghost
 from . import torch_internals as internals
+from .crowd import Crowd
+from .entries import Cohorts, Entry, Kind, Slot, Table
 from .policy import Route
-from .survey import Cohorts, Entry, Inventory, Kind, Slot, Table, enlist
+from .survey import Inventory, enlist
 
 __all__ = ["Commit"]
 
@@ -49,6 +54,8 @@ class Commit:
         self.undone = False
         self._done: list[tuple[Entry, Any]] = []
         """Entries in the order of their turn, each with what its undo needs."""
+        self._crowds: list[tuple[Crowd, list[Any]]] = []
+        """As `_done`, with a column of what the undo needs."""
         self._slots: list[tuple[Table, str, Tensor]] = []
         self._linked: list[Entry] = []
         """Entries whose gradient was set anew."""
@@ -60,8 +67,10 @@ class Commit:
 
     # -- forward -----------------------------------------------------------------------------------------------------
 
-    def run(self, cohorts: Cohorts) -> None:
-        """Commit the entries that stand in a module without an ``_apply`` of its own."""
+    def run(self, cohorts: Cohorts, crowds: Sequence[Crowd] = ()) -> None:
+        """Commit what stands in a module without an ``_apply`` of its own."""
+        for crowd in crowds:
+            _CROWD_STEPS[crowd.decision.route](self, crowd)
         grads: Cohorts = {}
         for decision, cohort in cohorts.items():
             ready = [entry for entry in cohort if not (entry.committed or entry.inside)]
@@ -96,6 +105,33 @@ class Commit:
     def _replacement(self, entry: Entry) -> Tensor:
         """The object that stands in the module now."""
         return entry.staged if entry.decision.route is Route.OVERWRITE and entry.staged is not None else entry.tensor
+
+    def _swap_crowd(self, crowd: Crowd) -> None:
+        tensors, staged = crowd.tensors, crowd.staged
+        for learning in compress(staged, map(attrgetter("requires_grad"), tensors)):
+            learning.requires_grad_()
+        self._crowds.append((crowd, internals.impls_of(tensors)))
+        try:
+            deque(map(internals.swap_impl, tensors, staged), maxlen=0)
+        except RuntimeError as error:
+            undone = map(eq, internals.impls_of(tensors), self._crowds[-1][1])
+            error.add_note(f"while swapping {next(compress(crowd.names(), undone), 'them')}")
+            raise
+        for tensor in internals.with_hooks(tensors):
+            _relink(tensor)
+
+    def _set_data_crowd(self, crowd: Crowd) -> None:
+        self._crowds.append((crowd, [tensor.data for tensor in crowd.tensors]))
+        for tensor, staged in zip(crowd.tensors, crowd.staged, strict=True):
+            tensor.data = staged
+
+    def _overwrite_crowd(self, crowd: Crowd) -> None:
+        for tensor, staged in zip(crowd.tensors, crowd.staged, strict=True):
+            if vars(tensor):
+                carry_attributes(tensor, staged)
+        self._crowds.append((crowd, crowd.tensors))
+        for table, key, staged in zip(crowd.tables, crowd.keys, crowd.staged, strict=True):
+            table[key] = staged
 
     def _swap(self, entries: list[Entry]) -> None:
         done, impl_of, swap_impl, plain = self._done, internals.impl_of, internals.swap_impl, Kind.PLAIN
@@ -183,6 +219,8 @@ class Commit:
     def _new_parameter(self, entry: Entry) -> Tensor:
         tensor = entry.tensor
         new = internals.make_like(tensor, entry.staged)
+        if entry.group is not None:
+            geometry.succeed(entry.staged, new)
         hooks = internals.accumulate_hooks(tensor)
         internals.set_backward_hooks(new, internals.backward_hooks(tensor))
         internals.set_accumulate_hooks(new, hooks)
@@ -295,23 +333,30 @@ class Commit:
 
     def moves(self) -> list[following.Move]:
         """Where the parameters were, for the optimizers that hold them."""
-        cohorts: dict[int, list[Entry]] = {}
+        moves = [
+            following.Move(
+                crowd.decision.device,
+                crowd.decision.dtype,
+                following.Owners(crowd.tensors, crowd.homes, crowd.keys),
+                {},
+            )
+            for crowd, _ in self._crowds
+            if crowd.parameter
+        ]
+        cohorts: Cohorts = {}
         for entry, _ in self._done:
             if entry.owner is None:
-                cohorts.setdefault(id(entry.decision), []).append(entry)
-        return [
-            following.Move(
-                cohort[0].decision.device,
-                cohort[0].decision.dtype,
-                {id(entry.tensor): (weakref.ref(entry.home[0]), entry.key) for entry in cohort},
-                {
-                    id(entry.tensor): (weakref.ref(entry.tensor), weakref.ref(self._replacement(entry)))
-                    for entry in cohort
-                    if entry.decision.route is Route.OVERWRITE
-                },
-            )
-            for cohort in cohorts.values()
-        ]
+                cohorts.setdefault(entry.decision, []).append(entry)
+        for decision, cohort in cohorts.items():
+            tensors = [entry.tensor for entry in cohort]
+            owners = following.Owners(tensors, [entry.home for entry in cohort], [entry.key for entry in cohort])
+            successors = {
+                id(entry.tensor): (weakref.ref(entry.tensor), weakref.ref(self._replacement(entry)))
+                for entry in cohort
+                if decision.route is Route.OVERWRITE
+            }
+            moves.append(following.Move(decision.device, decision.dtype, owners, successors))
+        return moves
 
     # -- back --------------------------------------------------------------------------------------------------------
 
@@ -330,6 +375,8 @@ class Commit:
                 vars(module)[name] = value
         for table, key, tensor in reversed(self._slots):
             table[key] = tensor
+        for crowd, column in reversed(self._crowds):
+            _CROWD_UNDO[crowd.decision.route](crowd, column)
         for entry, before in reversed(self._done):
             _UNDO[entry.decision.route](entry, before)
         for entry in [*self._linked, *(entry for entry, _ in self._done)]:
@@ -355,7 +402,17 @@ class Commit:
         """Let go of every tensor: the look-up refers to the commit, which would wait for the cyclic collector."""
         self._lookup = None
         self._replaced.clear()
-        for journal in (self._slots, self._done, self._linked, self._undos, self._entered, self._attributes):
+        for crowd, _ in self._crowds:
+            crowd.staged = []
+        for journal in (
+            self._slots,
+            self._done,
+            self._crowds,
+            self._linked,
+            self._undos,
+            self._entered,
+            self._attributes,
+        ):
             journal.clear()
 
 
@@ -401,6 +458,24 @@ def _undo_swap(entry: Entry, before: int | None) -> None:
     internals.set_accumulate_hooks(tensor, internals.accumulate_hooks(tensor))
 
 
+def _undo_swap_crowd(crowd: Crowd, before: list[int]) -> None:
+    for tensor, staged, impl in zip(crowd.tensors, crowd.staged, before, strict=True):
+        if internals.impl_of(tensor) != impl:
+            internals.swap_impl(tensor, staged)
+    for tensor in internals.with_hooks(crowd.tensors):
+        _relink(tensor)
+
+
+def _undo_set_data_crowd(crowd: Crowd, before: list[Tensor]) -> None:
+    for tensor, data in zip(crowd.tensors, before, strict=True):
+        tensor.data = data
+
+
+def _undo_overwrite_crowd(crowd: Crowd, before: list[Tensor]) -> None:
+    for table, key, tensor in zip(crowd.tables, crowd.keys, before, strict=True):
+        table[key] = tensor
+
+
 def _undo_full_swap(entry: Entry, before: int | None) -> None:
     if before is not None and entry.staged is not None and internals.impl_of(entry.tensor) != before:
         torch.utils.swap_tensors(entry.tensor, entry.staged)
@@ -423,6 +498,16 @@ _STEPS: dict[Route, Callable[[Commit, list[Entry]], None]] = {
     Route.FULL_SWAP: Commit._full_swap,
     Route.SET_DATA: Commit._set_data,
     Route.OVERWRITE: Commit._overwrite,
+}
+_CROWD_STEPS: dict[Route, Callable[[Commit, Crowd], None]] = {
+    Route.SWAP: Commit._swap_crowd,
+    Route.SET_DATA: Commit._set_data_crowd,
+    Route.OVERWRITE: Commit._overwrite_crowd,
+}
+_CROWD_UNDO: dict[Route, Callable[[Crowd, list[Any]], None]] = {
+    Route.SWAP: _undo_swap_crowd,
+    Route.SET_DATA: _undo_set_data_crowd,
+    Route.OVERWRITE: _undo_overwrite_crowd,
 }
 _UNDO: dict[Route, Callable[[Entry, Any], None]] = {
     Route.SWAP: _undo_swap,

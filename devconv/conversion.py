@@ -20,14 +20,15 @@ from torch.optim import Optimizer
 from . import flag, following, registry
 from . import torch_internals as internals
 from .commit import Commit
+from .entries import Entry, Kind
 from .errors import ConversionError, ConversionRefused, NotAModuleError, PartialConversionError
 from .nested import move_nested
 from .patches import Patch
-from .planning import Plan, cohorts_of, decide_result, items_of, make_plan, settled
+from .planning import Flags, Plan, cohorts_of, decide_result, items_of, make_plan, settled
 from .policy import Route
 from .report import Report
 from .staging import ask, stage
-from .survey import Entry, Inventory, Kind, survey
+from .survey import Inventory, survey, walk
 from .transfer import Transfer, capture, recognise
 
 __all__ = ["APPLY", "convert", "last_report", "move", "plan", "prepare", "running", "through_door"]
@@ -107,27 +108,33 @@ def run(request: _Request) -> tuple[Report, nn.Module]:
         The report, and what the module's own ``_apply`` returned (the module, as a rule).
     """
     started = time.perf_counter()
-    module = request.module
     transfer = recognise(request.fn)
     if transfer is not None and transfer.device is not None:
         device, backend = registry.resolve(transfer.device)
         transfer = transfer.on(device)
         backend.prepare()
-    if transfer is not None and settled(module, transfer, request.recurse, entered=request.entered):
-        report = Report(tuple, str(transfer), seconds=time.perf_counter() - started)
-        _thread.report = report
-        return report, module
-    # Under inference_mode the new tensors would be inference tensors, and the model could never be trained again.
-    ordinary = torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()
-    with _collector_paused(), _commits, ordinary:
-        report, returned = _convert(request, transfer, started)
+    with _collector_paused():
+        inventory = walk(request.module, request.recurse, entered=request.entered)
+        if transfer is not None and settled(inventory, transfer):
+            # While the collector is off: what is gone when it comes back is no work for it.
+            inventory.release()
+            _thread.report = report = Report(tuple, str(transfer), seconds=time.perf_counter() - started)
+            return report, request.module
+        # Under inference_mode the new tensors would be inference tensors, and the model could never be trained again.
+        ordinary = torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()
+        with _commits, ordinary:
+            report, returned = _convert(request, inventory, transfer, started)
     _thread.report = report
     _log.debug("%r", report)
     return report, returned
 
 
-def _convert(request: _Request, transfer: Transfer | None, started: float) -> tuple[Report, nn.Module]:
-    inventory = survey(request.module, request.recurse, entered=request.entered)
+def _convert(
+    request: _Request, inventory: Inventory, transfer: Transfer | None, started: float
+) -> tuple[Report, nn.Module]:
+    survey(inventory)
+    if not request.atomic or not _goes_by_crowds(transfer):
+        inventory.expand()
     try:
         with _set_aside(inventory) as derived:
             # Left by a forward under autocast; a TensorImpl that they point to weakly cannot be swapped.
@@ -145,13 +152,13 @@ def _convert(request: _Request, transfer: Transfer | None, started: float) -> tu
             rows = None
             if request.atomic or opaque:
                 if transfer is not None:
-                    stage(made.cohorts, transfer, request.fn)
+                    stage(made.cohorts, transfer, request.fn, made.crowds)
                 commit, returned = _commit(request, made, derived)
             else:
-                rows = items_of(inventory.entries)  # each batch lets go of its tensors
+                rows = items_of(inventory)  # each batch lets go of its tensors
                 commit, returned = _commit_in_batches(request, made, transfer or Transfer(), derived)
             report = Report(
-                rows or items_of(inventory.entries),
+                rows or items_of(inventory),
                 made.what,
                 seconds=time.perf_counter() - started,
                 holders=made.holders,
@@ -162,6 +169,18 @@ def _convert(request: _Request, transfer: Transfer | None, started: float) -> tu
             return report, returned
     finally:
         inventory.release()
+
+
+def _goes_by_crowds(transfer: Transfer | None) -> bool:
+    """Whether tensors that nothing distinguishes can be converted all at once: a plain copy to elsewhere, by swap or in
+    place."""
+    return (
+        transfer is not None
+        and not transfer.empty
+        and transfer.memory_format is None
+        and not internals.fake_mode_is_active()
+        and not Flags.current().overwrite
+    )
 
 
 def _knows_better(entry: Entry) -> bool:
@@ -185,7 +204,7 @@ def _ask(entries: Iterable[Entry], fn: Callable[[Tensor], Tensor]) -> dict[int, 
 
 def _commit(request: _Request, made: Plan, derived: list[_Derived]) -> tuple[Commit, nn.Module]:
     def steps(commit: Commit) -> nn.Module:
-        commit.run(made.cohorts)
+        commit.run(made.cohorts, made.crowds)
         return _complete(request, commit, made, derived)
 
     return _carry_out(request, made, steps, [], derived)
@@ -292,7 +311,7 @@ def _follow(request: _Request, commit: Commit, made: Plan) -> None:
 
 
 def _run_stock(request: _Request, made: Plan, started: float) -> tuple[Report, nn.Module]:
-    rows = items_of(made.inventory.entries)
+    rows = items_of(made.inventory)
     token = _running.set(_STOCK)
     try:
         # The module's own _apply, unless it is the one that is running.
@@ -457,7 +476,10 @@ def plan(
     if transfer.device is not None:
         transfer = transfer.on(registry.resolve(transfer.device)[0])
     with _collector_paused():
-        inventory = survey(module)
+        inventory = walk(module)
+        survey(inventory)
+        if not _goes_by_crowds(transfer):
+            inventory.expand()
         try:
             with _set_aside(inventory):
                 made = make_plan(inventory, transfer)

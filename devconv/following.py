@@ -12,8 +12,9 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,9 +25,32 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from . import torch_internals as internals
 from .errors import OptimizerMismatchError
 
-__all__ = ["Move", "check_optimizers", "follow", "log_moves", "reconcile"]
+__all__ = ["Move", "Owners", "check_optimizers", "follow", "log_moves", "reconcile"]
 
 _log = logging.getLogger("devconv")
+
+
+class Owners:
+    """The module and the key of each of ``T`` tensors, by the tensor's id; nothing is held."""
+
+    def __init__(self, tensors: Sequence[Tensor], homes: Sequence[tuple[nn.Module, str]], keys: Sequence[str]) -> None:
+        self.places = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
+        self._modules = list(map(weakref.ref, map(itemgetter(0), homes)))
+        self._keys = list(keys)
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether this very object stands where one of them stood: its id may have passed to another one since."""
+        place = self.places.get(id(tensor))
+        module = None if place is None else self._modules[place]()
+        if place is None or module is None:
+            return False
+        key = self._keys[place]
+        # A buffer that requires a gradient is trained like a parameter.
+        return internals.parameters_of(module).get(key) is tensor or internals.buffers_of(module).get(key) is tensor
+
+    def are_gone(self) -> bool:
+        """Whether none of the modules is alive."""
+        return all(module() is None for module in self._modules)
 
 
 @dataclass(frozen=True)
@@ -36,32 +60,24 @@ class Move:
     Attributes:
         device: where they were.
         dtype: what they were.
-        owners: the module and the key of each, by the parameter's id.
+        owners: where they stand.
         successors: after an overwrite: the old object and the new one, by the old one's id.
     """
 
     device: torch.device
     dtype: torch.dtype
-    owners: dict[int, tuple[weakref.ref[nn.Module], str]]
+    owners: Owners
     successors: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]]
 
     def took(self, parameter: Tensor) -> bool:
-        """Whether this very object was moved: its id may have passed to another one since."""
-        number = id(parameter)
-        if number in self.successors:
-            return self.successors[number][0]() is parameter
-        owner, key = self.owners.get(number, (None, ""))
-        module = owner() if owner is not None else None
-        if module is None:
-            return False
-        # A buffer that requires a gradient is trained like a parameter.
-        return (
-            internals.parameters_of(module).get(key) is parameter or internals.buffers_of(module).get(key) is parameter
-        )
+        """Whether this very object was moved."""
+        if id(parameter) in self.successors:
+            return self.successors[id(parameter)][0]() is parameter
+        return self.owners.has(parameter)
 
     def is_gone(self) -> bool:
         """Whether no optimizer can ask for it any more."""
-        return not any(owner() is not None for owner, _ in self.owners.values())
+        return self.owners.are_gone()
 
 
 _lock = threading.RLock()
@@ -122,8 +138,7 @@ def _covers(new: Move, old: Move) -> bool:
     return (
         not old.successors
         and (new.device, new.dtype) == (old.device, old.dtype)
-        and len(new.owners) == len(old.owners)
-        and new.owners.keys() == old.owners.keys()
+        and new.owners.places.keys() == old.owners.places.keys()
     )
 
 

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import torch_internals as internals
 
-__all__ = ["Geometry", "geometry_of", "recall", "record", "scatter", "span_of"]
+__all__ = ["Geometry", "geometry_of", "recall", "record", "scatter", "span_of", "succeed"]
 
 
 class Geometry(NamedTuple):
@@ -74,10 +74,18 @@ def record(tensors: list[Tensor], places: list[Geometry]) -> None:
     with _lock:
         for key in [key for key, (alive, _) in _records.items() if alive.expired()]:
             del _records[key]
-        _records[internals.storages_of(tensors[:1])[0]] = (
+        _records[internals.storage_of(tensors[0])] = (
             StorageWeakRef(storage),
             {internals.impl_of(tensor): place for tensor, place in zip(tensors, places, strict=True)},
         )
+
+
+def succeed(old: Tensor, new: Tensor) -> None:
+    """Let `new`, a tensor on the storage of `old`, have the place that was recorded for `old`."""
+    with _lock:
+        _, places = _records.get(internals.storage_of(old), (None, {}))
+        if internals.impl_of(old) in places:
+            places[internals.impl_of(new)] = places[internals.impl_of(old)]
 
 
 def recall(tensors: list[Tensor]) -> list[Geometry] | None:
@@ -85,9 +93,8 @@ def recall(tensors: list[Tensor]) -> list[Geometry] | None:
 
     Tensors that all cover the same elements in the same order need no record.
     """
-    storages = internals.storages_of(tensors)
     with _lock:
-        alive, places = _records.get(storages[0], (None, {}))
+        alive, places = _records.get(internals.storage_of(tensors[0]), (None, {}))
     if alive is not None and not alive.expired():
         found = [places.get(internals.impl_of(tensor)) for tensor in tensors]
         if all(

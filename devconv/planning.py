@@ -7,18 +7,22 @@ stock torch would break.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
+from operator import eq, itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from . import registry
 from . import torch_internals as internals
+from .crowd import Crowd
+from .entries import QUANTISED, Cohorts, Decision, Entry, Kind
 from .errors import Refusal
 from .policy import Route, choose
 from .report import Item, Summary, as_dict, render, size
-from .survey import QUANTISED, Cohorts, Decision, Entry, Inventory, Kind
+from .survey import Inventory
 from .transfer import Transfer
 
 __all__ = ["Flags", "Plan", "cohorts_of", "decide_result", "items_of", "make_plan", "settled"]
@@ -61,22 +65,25 @@ class Plan(Summary):
         self.holders = 0
         self.cohorts: Cohorts = {}
         """The entries that change, by what was decided."""
+        self.crowds: list[Crowd] = []
+        """What the crowds of the inventory were parted into: tensors that change alike."""
         self.stock = False
         """The whole conversion is passed through to stock torch."""
 
     @property
     def changes(self) -> bool:
         """Whether any tensor is converted."""
-        return bool(self.cohorts)
+        return bool(self.cohorts or self.crowds)
 
     def settle(self) -> None:
         """Make the items, for a plan that is handed out."""
-        self._rows = items_of(self.inventory.entries)
+        self._rows = items_of(self.inventory)
 
     def release(self) -> None:
         """Let go of the module; the items stay."""
         self.inventory = Inventory(nn.Module(), recurse=False)
         self.cohorts = {}
+        self.crowds = []
 
     def to_json(self) -> str:
         """The plan as a JSON object, with every item."""
@@ -98,30 +105,45 @@ class Plan(Summary):
         return render(f"plan for {self.what}", self, facts, self.notes, self.refusals)
 
 
-def items_of(entries: list[Entry]) -> Callable[[], Iterable[Item]]:
-    """The entries as items, made when asked for, without keeping a tensor or a module."""
-    lazy = Kind.LAZY
-    rows = [(entry.home[1] + entry.key, entry.decision, entry.parameter) for entry in entries]
-    numels = [0 if entry.kind is lazy else entry.tensor.numel() for entry in entries]
-    special = {
-        number: (entry.names, _kind_name(entry))
-        for number, entry in enumerate(entries)
-        if entry.more or entry.owner or entry.kind
-    }
+def items_of(inventory: Inventory) -> Callable[[], Iterable[Item]]:
+    """What a decided inventory holds as items, made when asked for, without keeping a tensor or a module."""
+    special = [
+        (entry.position, entry.names, _kind_name(entry), entry.decision, _numel(entry)) for entry in inventory.entries
+    ]
+    crowds = [
+        (
+            crowd.positions,
+            list(map(itemgetter(1), crowd.homes)),
+            crowd.keys,
+            "parameter" if crowd.parameter else "buffer",
+            crowd.decision,
+            crowd.numels,
+        )
+        for crowd in inventory.crowds
+    ]
 
     def make() -> Iterable[Item]:
-        for number, (name, decision, parameter) in enumerate(rows):
-            names, kind = special.get(number) or ((name,), "parameter" if parameter else "buffer")
+        rows = list(special)
+        for positions, prefixes, keys, kind, decision, numels in crowds:
+            for position, prefix, key, numel in zip(positions, prefixes, keys, numels, strict=True):
+                rows.append((position, (prefix + key,), kind, decision, numel))
+        # Stable: a gradient stays behind its owner.
+        rows.sort(key=itemgetter(0))
+        for _, names, kind, decision, numel in rows:
             yield Item(
                 names,
                 kind,
                 decision.route,
                 _place(decision.device, decision.dtype),
                 _place(decision.target, decision.to_dtype),
-                numels[number] * decision.to_dtype.itemsize,
+                numel * decision.to_dtype.itemsize,
             )
 
     return make
+
+
+def _numel(entry: Entry) -> int:
+    return 0 if entry.kind is Kind.LAZY else entry.tensor.numel()
 
 
 def _kind_name(entry: Entry) -> str:
@@ -141,58 +163,46 @@ def _knows_better(cls: type) -> bool:
     return not internals.is_lazy_class(cls) and (internals.is_wrapper(cls) or internals.converts_itself(cls))
 
 
-def settled(module: nn.Module, transfer: Transfer, recurse: bool, *, entered: bool = False) -> bool:
-    """Whether a transfer has nothing to do anywhere in the module.
+def settled(inventory: Inventory, transfer: Transfer) -> bool:
+    """Whether a transfer has nothing to do anywhere in what a walk has found.
 
     A tree that holds a module with its own ``_apply`` is never settled: only that module knows.
     """
-    device = transfer.device
-    if transfer.empty or transfer.memory_format is not None:
+    if inventory.overriding or transfer.empty or transfer.memory_format is not None:
         return False
-    dtype_for, casts, parameter_class = transfer.dtype_for, transfer.dtype is not None, nn.Parameter
-    tables_and_hooks, own = internals.tables_and_hooks, internals.APPLY
-    overriding: dict[type, bool] = {}
-    stack = [module]
-    seen: set[int] = set()
-    while stack:
-        current = stack.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        cls = type(current)
-        overrides = overriding.get(cls)
-        if overrides is None:
-            overrides = overriding[cls] = internals.class_overrides_apply(cls)
-        if (overrides or own in current.__dict__) and not (entered and current is module):
-            return False
-        parameters, buffers, children, _ = tables_and_hooks(current)
-        for tensor in parameters.values():
+    # Tensor by tensor: thousands do not fit into the processor's cache, and are looked at once this way.
+    device, dtype_for, parameter_class = transfer.device, transfer.dtype_for, nn.Parameter
+    casts = transfer.dtype is not None
+    tables, others = inventory.tables()
+    for table in tables:
+        for tensor in table.values():
             if tensor is None:
                 continue
-            kind = type(tensor)
-            if kind is not parameter_class and (_knows_better(kind) or not tensor.is_leaf):
-                return False
             if (device is not None and tensor.device != device) or (
                 casts and dtype_for(tensor.dtype) is not tensor.dtype
             ):
                 return False
-            grad = None if kind is not parameter_class and internals.is_lazy_class(kind) else tensor.grad
+            kind = type(tensor)
+            if kind is not parameter_class:
+                if internals.is_lazy_class(kind):
+                    continue
+                if _knows_better(kind) or not tensor.is_leaf:
+                    return False
+            grad = tensor.grad
             if grad is not None and (
                 (device is not None and grad.device != device) or dtype_for(grad.dtype) is not grad.dtype
             ):
                 return False
-        for tensor in buffers.values():
+    for table in others:
+        for tensor in table.values():
             if tensor is None:
                 continue
-            kind = type(tensor)
-            if (kind is not Tensor and _knows_better(kind)) or tensor.requires_grad:
-                return False
             if (device is not None and tensor.device != device) or (
                 casts and dtype_for(tensor.dtype) is not tensor.dtype
             ):
                 return False
-        if recurse and children:
-            stack += [child for child in children.values() if child is not None]
+            if tensor.requires_grad or (type(tensor) is not Tensor and _knows_better(type(tensor))):
+                return False
     return True
 
 
@@ -207,30 +217,31 @@ class _Planner:
     def refuse(self, entry: Entry, why: str, cure: str) -> None:
         self.plan.refusals.append(Refusal(entry.name, str(entry.decision.device), why, cure))
 
-    def decide_all(self, entries: Iterable[Entry], device: torch.device | None, transfer: Transfer) -> None:
+    def decide_all(self, inventory: Inventory, transfer: Transfer) -> None:
         """Decide the tensors of a pure transfer: alike ones once, as long as nothing but Python holds them."""
-        memo: dict[tuple[torch.device, torch.dtype, bool, bool], tuple[Decision, list[Entry]]] = {}
-        cohorts, plain, keep, use_count = self.plan.cohorts, Kind.PLAIN, Route.KEEP, internals.use_count
-        for entry in entries:
+        memo: dict[tuple[torch.device, torch.dtype, bool, bool, bool], Decision] = {}
+        plain, keep, use_count = Kind.PLAIN, Route.KEEP, internals.use_count
+        for entry in inventory.entries:
             tensor = entry.tensor
             if entry.kind is plain:
-                key = (tensor.device, tensor.dtype, entry.parameter, entry.owner is None)
+                key = (tensor.device, tensor.dtype, entry.parameter, entry.owner is None, tensor.is_inference())
                 known = memo.get(key)
-                if known is not None:
-                    decision, cohort = known
-                    if (
-                        decision.route is keep
-                        or not entry.parameter
-                        or use_count(tensor) == (1 if entry.owner is None else _GRAD_USES)
-                    ):
-                        entry.decision = decision
-                        cohort.append(entry)
-                        continue
-            self.decide(entry, device, transfer.dtype_for(tensor.dtype))
-            cohort = cohorts.setdefault(entry.decision, [])
-            cohort.append(entry)
+                if known is not None and (
+                    known.route is keep
+                    or not entry.parameter
+                    or use_count(tensor) == (1 if entry.owner is None else _GRAD_USES)
+                ):
+                    entry.decision = known
+                    continue
+            self.decide(entry, transfer.device, transfer.dtype_for(tensor.dtype))
             if entry.kind is plain and not entry.live:
-                memo[key] = entry.decision, cohort
+                memo[key] = entry.decision
+        inventory.crowds = [part for crowd in inventory.crowds for part in _alike(crowd)]
+        for crowd in inventory.crowds:
+            # What is decided of one is decided of all.
+            first = crowd.where([True]).entries()[0]
+            self.decide(first, transfer.device, transfer.dtype_for(first.tensor.dtype))
+            crowd.decision = first.decision
 
     def decide(
         self, entry: Entry, target: torch.device | None, to_dtype: torch.dtype, same_object: bool = False
@@ -255,7 +266,9 @@ class _Planner:
             overwrite_flag=self.flags.overwrite and entry.owner is None,
             live_graph=entry.live,
             in_place=registry.backend_for(target.type).in_place,
-            set_data_works=not done and entry.kind is Kind.PLAIN and set_data_works(device, dtype, target, to_dtype),
+            set_data_works=not done
+            and entry.kind is Kind.PLAIN
+            and set_data_works(device, dtype, target, to_dtype, inference=tensor.is_inference()),
         )
         entry.decision = Decision(route, device, dtype, target, to_dtype)
 
@@ -278,35 +291,57 @@ class _Planner:
             self.examined.append(entry)
 
 
+def _alike(crowd: Crowd) -> list[Crowd]:
+    """A crowd by device and dtype."""
+    places = dict.fromkeys(crowd.places)
+    return [crowd] if len(places) == 1 else [crowd.where(map(eq, crowd.places, repeat(place))) for place in places]
+
+
 _GRAD_USES = 2
 """A gradient is held by Python's object and by its parameter."""
 
 
-_works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype], bool] = {}
+_works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype, bool], bool] = {}
 
 
-def set_data_works(device: torch.device, dtype: torch.dtype, target: torch.device, to_dtype: torch.dtype) -> bool:
+def set_data_works(
+    device: torch.device,
+    dtype: torch.dtype,
+    target: torch.device,
+    to_dtype: torch.dtype,
+    *,
+    inference: bool = False,
+) -> bool:
     """Whether ``p.data = new`` carries a strided parameter over, tried once on a scratch parameter.
 
     torch's own predicate is not asked: it can say yes where the assignment fails, and the other way round.
+
+    Args:
+        device: where the parameter is.
+        dtype: what it is.
+        target: where the new tensor is.
+        to_dtype: what it is.
+        inference: the parameter was made under inference mode, as the new tensor never is.
 
     >>> set_data_works(torch.device("cpu"), torch.float32, torch.device("cpu"), torch.float64)
     True
     >>> set_data_works(torch.device("cpu"), torch.float32, torch.device("meta"), torch.float32)
     False
     """
-    key = (device, dtype, target, to_dtype)
+    key = (device, dtype, target, to_dtype, inference)
     known = _works.get(key)
     if known is None:
-        with torch.inference_mode(mode=False), torch.no_grad():
-            scratch = nn.Parameter(torch.empty(0, device=device, dtype=dtype), requires_grad=False)
-            new = torch.empty(0, device=target, dtype=to_dtype)
-            try:
-                scratch.data = new
-            except RuntimeError:
-                known = False
-            else:
-                known = scratch.device == new.device and scratch.dtype is to_dtype
+        with torch.no_grad():
+            with torch.inference_mode(inference):
+                scratch = nn.Parameter(torch.empty(0, device=device, dtype=dtype), requires_grad=False)
+            with torch.inference_mode(mode=False):
+                new = torch.empty(0, device=target, dtype=to_dtype)
+                try:
+                    scratch.data = new
+                except RuntimeError:
+                    known = False
+                else:
+                    known = scratch.device == new.device and scratch.dtype is to_dtype
         _works[key] = known
     return known
 
@@ -330,8 +365,7 @@ def make_plan(
         plan.stock = True
         plan.notes.append(f"passed through to stock torch: {inventory.stock}")
     if not opaque:
-        planner.decide_all(inventory.entries, transfer.device, transfer)
-    revised = opaque or bool(results)
+        planner.decide_all(inventory, transfer)
     for entry in inventory.entries if results else ():
         result = results.get(id(entry.tensor))
         if result is not None:
@@ -339,12 +373,11 @@ def make_plan(
             if result is not entry.tensor and entry.decision.route is Route.KEEP:
                 _reopen(planner, entry, None)
     if transfer.memory_format is not None or transfer.empty:
-        revised = True
         for entry in inventory.entries:
             if entry.decision.route is Route.KEEP and id(entry.tensor) not in results:
                 _reopen(planner, entry, transfer)
-    if revised:
-        plan.cohorts = cohorts_of(inventory.entries)
+    plan.cohorts = cohorts_of(inventory.entries)
+    plan.crowds = [crowd for crowd in inventory.crowds if crowd.decision.route is not Route.KEEP]
     for decision in [decision for decision in plan.cohorts if decision.route is Route.KEEP]:
         del plan.cohorts[decision]
     _refuse(planner, transfer, opaque)
@@ -396,40 +429,48 @@ def _refuse(planner: _Planner, transfer: Transfer, opaque: bool) -> None:
     if plan.stock:
         return
     for decision, cohort in plan.cohorts.items():
-        valueless = (
-            decision.device.type == "meta" and decision.target.type != "meta" and not transfer.empty and not opaque
-        )
-        halved = decision.dtype.is_complex and not decision.to_dtype.is_complex
-        lacks = not registry.backend_for(decision.target.type).capabilities.holds(decision.to_dtype)
-        if not (valueless or halved or lacks or decision.route is Route.REFUSE):
-            continue
-        for entry in cohort:
-            if entry.kind is Kind.LAZY and not lacks:
-                continue
-            if decision.route is Route.REFUSE:
+        for why, cure in _unfit(decision, transfer, opaque):
+            for entry in cohort:
+                if entry.kind is not Kind.LAZY:
+                    planner.refuse(entry, why, cure)
+        for why, cure in _lacking(decision):
+            for entry in cohort:
+                planner.refuse(entry, why, cure)
+        if decision.route is Route.REFUSE:
+            for entry in cohort:
                 planner.refuse(
                     entry,
                     f"a {type(entry.tensor).__name__} is swapped whole, and a live graph or a weak reference holds it",
                     "Run backward() or drop the graph first, and drop weak references to it.",
                 )
-            if valueless:
-                planner.refuse(entry, "a meta tensor has no values to move", "Use module.to_empty(device=...).")
-            if halved:
-                planner.refuse(
-                    entry,
-                    f"{decision.dtype} to {decision.to_dtype} drops the imaginary part",
-                    "Convert it yourself, with .real or torch.view_as_real.",
-                )
-            if lacks:
-                planner.refuse(
-                    entry,
-                    f"{decision.target.type} cannot hold {decision.to_dtype}",
-                    f"Convert it on {decision.device.type} first, for example with .float().",
-                )
+    for crowd in plan.crowds:
+        for why, cure in (*_unfit(crowd.decision, transfer, opaque), *_lacking(crowd.decision)):
+            for name in crowd.names():
+                plan.refusals.append(Refusal(name, str(crowd.decision.device), why, cure))
     if plan.inventory.scripted:
         _refuse_scripted(planner)
     _refuse_reducers(planner)
     _refuse_views(planner)
+
+
+def _unfit(decision: Decision, transfer: Transfer, opaque: bool) -> Iterator[tuple[str, str]]:
+    """Why, and with what cure, what was decided cannot be done to any tensor that has values."""
+    if decision.device.type == "meta" and decision.target.type != "meta" and not transfer.empty and not opaque:
+        yield "a meta tensor has no values to move", "Use module.to_empty(device=...)."
+    if decision.dtype.is_complex and not decision.to_dtype.is_complex:
+        yield (
+            f"{decision.dtype} to {decision.to_dtype} drops the imaginary part",
+            "Convert it yourself, with .real or torch.view_as_real.",
+        )
+
+
+def _lacking(decision: Decision) -> Iterator[tuple[str, str]]:
+    """As `_unfit`, of lazy tensors too."""
+    if not registry.backend_for(decision.target.type).capabilities.holds(decision.to_dtype):
+        yield (
+            f"{decision.target.type} cannot hold {decision.to_dtype}",
+            f"Convert it on {decision.device.type} first, for example with .float().",
+        )
 
 
 def _refuse_scripted(planner: _Planner) -> None:
@@ -498,24 +539,14 @@ def _refuse_views(planner: _Planner) -> None:
 def _measure(plan: Plan) -> None:
     moved: dict[torch.device, int] = {}
     sources = 0
-    for decision, cohort in plan.cohorts.items():
+    for decision, numel, strided in _sizes(plan):
         if decision.route is Route.RETARGET or decision.target.type == "meta":
             continue
-        # Sizes by C's own loop: there are thousands, and nearly all stand alone.
-        alone = [entry for entry in cohort if entry.group is None] if plan.inventory.groups else cohort
-        numel = sum(map(Tensor.numel, [entry.tensor for entry in alone]))
-        if len(alone) < len(cohort):
-            groups = {id(entry.group): entry.group for entry in cohort if entry.group is not None}
-            # Once for the storage, as far as the largest member tells.
-            numel += sum(max(member.tensor.numel() for member in group) for group in groups.values())
         moved[decision.target] = moved.get(decision.target, 0) + numel * decision.to_dtype.itemsize
         if decision.device == decision.target or _shares_memory(decision.device, decision.target):
             sources += numel * decision.dtype.itemsize
-        if not registry.backend_for(decision.target.type).capabilities.strides:
-            plain = [entry.tensor for entry in cohort if not entry.kind]
-            strided = len(plain) - sum(map(Tensor.is_contiguous, plain))
-            if strided:
-                plan.notes.append(f"{strided} tensors arrive contiguous: {decision.target.type} keeps no strides")
+        if strided and not registry.backend_for(decision.target.type).capabilities.strides:
+            plan.notes.append(f"{strided} tensors arrive contiguous: {decision.target.type} keeps no strides")
     plan.peak_bytes = sources + sum(moved.values())
     for target, needed in moved.items():
         served = registry.backend_for(target.type)
@@ -531,6 +562,18 @@ def _measure(plan: Plan) -> None:
                     "Free memory on the device, or convert to a smaller dtype first.",
                 )
             )
+
+
+def _sizes(plan: Plan) -> Iterator[tuple[Decision, int, int]]:
+    """For each decision: the number of elements, and the number of tensors that are not contiguous."""
+    for crowd in plan.crowds:
+        yield crowd.decision, sum(crowd.numels), len(crowd) - sum(crowd.contiguous)
+    for decision, cohort in plan.cohorts.items():
+        numel = sum(_numel(entry) for entry in cohort if entry.group is None)
+        groups = {id(entry.group): entry.group for entry in cohort if entry.group is not None}
+        # Once for the storage, as far as the largest member tells.
+        numel += sum(max(member.tensor.numel() for member in group) for group in groups.values())
+        yield decision, numel, sum(not entry.kind and not entry.tensor.is_contiguous() for entry in cohort)
 
 
 def _shares_memory(source: torch.device, target: torch.device) -> bool:

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
 from . import registry
 from . import torch_internals as internals
+from .crowd import Crowd
+from .entries import Cohorts, Entry, Kind
 from .errors import BackendProtocolError, ConversionRefused, Refusal
 from .geometry import Geometry, geometry_of, recall, record, scatter, span_of
 from .policy import Route
-from .survey import Cohorts, Entry, Kind
 from .transfer import Transfer
 
 __all__ = ["ask", "stage", "transmit"]
@@ -26,10 +29,12 @@ __all__ = ["ask", "stage", "transmit"]
 
 @dataclass
 class _Batch:
-    """Tensors that cross between one pair of devices in one call: of entries, then of whole groups."""
+    """Tensors that cross between one pair of devices in one call: of crowds, of entries, then of whole groups."""
 
+    crowds: list[Crowd] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     dtypes: list[torch.dtype] = field(default_factory=list)
+    """Of the entries."""
     flats: list[tuple[_Flat, Tensor, torch.dtype]] = field(default_factory=list)
 
 
@@ -54,13 +59,14 @@ class _Flat:
             record(tensors, [place._replace(offset=place.offset - self.first) for place in self.places])
 
 
-def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) -> None:
+def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor], crowds: Sequence[Crowd] = ()) -> None:
     """Make the new tensor of every entry that changes, as ``entry.staged``.
 
     Args:
         cohorts: the entries that change, by what was decided.
         transfer: the conversion, its device resolved.
         fn: the function that ``_apply`` got, for tensors that are asked one at a time.
+        crowds: the tensors that change alike, by what was decided.
 
     Raises:
         ConversionRefused: a device left a tensor where it was.
@@ -94,8 +100,10 @@ def stage(cohorts: Cohorts, transfer: Transfer, fn: Callable[[Tensor], Tensor]) 
             raise ConversionRefused(refusals)
         for group in groups.values():
             _stage_group(group, transfer, batches)
+        for crowd in crowds:
+            batches[crowd.decision.device, crowd.decision.target].crowds.append(crowd)
         for (device, target), batch in batches.items():
-            if batch.entries or batch.flats:
+            if batch.crowds or batch.entries or batch.flats:
                 _stage_batch(batch, device, target, transfer.non_blocking)
 
 
@@ -192,18 +200,36 @@ def _stage_group(
 
 
 def _stage_batch(batch: _Batch, device: torch.device, target: torch.device, non_blocking: bool) -> None:
-    tensors = [entry.tensor for entry in batch.entries] + [tensor for _, tensor, _ in batch.flats]
-    dtypes = batch.dtypes + [dtype for _, _, dtype in batch.flats]
+    tensors = list(chain.from_iterable(crowd.tensors for crowd in batch.crowds))
+    dtypes = list(chain.from_iterable(repeat(crowd.decision.to_dtype, len(crowd)) for crowd in batch.crowds))
+    tensors += [entry.tensor for entry in batch.entries] + [tensor for _, tensor, _ in batch.flats]
+    dtypes += batch.dtypes + [dtype for _, _, dtype in batch.flats]
     arrived = transmit(tensors, device, target, dtypes, non_blocking=non_blocking)
-    for entry, tensor, dtype in zip(batch.entries, arrived, batch.dtypes, strict=False):
+    first = 0
+    for crowd in batch.crowds:
+        crowd.staged = arrived[first : first + len(crowd)]
+        first += len(crowd)
+        _check_crowd(crowd)
+    for entry, tensor, dtype in zip(batch.entries, arrived[first:], batch.dtypes, strict=False):
         entry.staged = tensor
         if tensor.dtype is not dtype or tensor.device != target:
             _check_arrival(entry, tensor)
     remember = not registry.backend_for(target.type).capabilities.strides
-    for (flat, _, _), tensor in zip(batch.flats, arrived[len(batch.entries) :], strict=True):
+    for (flat, _, _), tensor in zip(batch.flats, arrived[first + len(batch.entries) :], strict=True):
         if tensor.device != target:
             _check_arrival(flat.group[0], tensor)
         flat.rebuild(tensor, remember=remember)
+
+
+def _check_crowd(crowd: Crowd) -> None:
+    _, _, _, target, dtype = crowd.decision
+    if set(map(attrgetter("dtype"), crowd.staged)) <= {dtype} and set(map(attrgetter("device"), crowd.staged)) <= {
+        target
+    }:
+        return
+    for entry, tensor in zip(crowd.entries(), crowd.staged, strict=True):
+        entry.decision = crowd.decision
+        _check_arrival(entry, tensor)
 
 
 def transmit(

@@ -1,13 +1,15 @@
 """One walk over a module: every tensor once, with all the places it stands in.
 
 The walk is on the path of every conversion, over thousands of modules, so it uses a stack instead of recursion or
-generators and makes one object for each tensor.
+generators, and whatever is the same for nearly all tensors is asked of all of them at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from enum import IntEnum
+from itertools import accumulate, chain, compress
+from operator import add, attrgetter
 from typing import NamedTuple
 
 import torch
@@ -15,130 +17,15 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from . import torch_internals as internals
-from .policy import Route
+from .crowd import Crowd
+from .entries import Entry, Home, Kind, Slot, Table
 
-__all__ = ["QUANTISED", "Cohorts", "Decision", "Entry", "Home", "Inventory", "Kind", "Slot", "enlist", "survey"]
-
-
-class Kind(IntEnum):
-    """How a tensor's class behaves in a conversion."""
-
-    PLAIN = 0
-    """As torch's own: attributes, slots and class can be carried."""
-    LAZY = 1
-    """Uninitialised: it has a target, and no shape."""
-    WRAPPER = 2
-    """Keeps its data in inner tensors."""
-    CUSTOM = 3
-    """Is asked for its conversion, one tensor at a time: its class has its own idea of one, or the tensor is sparse,
-    quantised, or the result of a computation."""
+__all__ = ["Inventory", "enlist", "survey", "walk"]
 
 
-QUANTISED = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
-"""Dtypes whose tensors carry scales and zero points beside their storage."""
-
-Table = dict[str, "Tensor | None"]
-
-
-Home = tuple[nn.Module, str]
-"""A module, and the prefix that its tensors' full names begin with."""
-
-
-class Slot(NamedTuple):
-    """One place where a tensor stands: an entry of a module's table of parameters or buffers."""
-
-    home: Home
-    table: Table
-    key: str
-
-    @property
-    def name(self) -> str:
-        return self.home[1] + self.key
-
-
-class Decision(NamedTuple):
-    """What is to happen to a tensor.
-
-    Attributes:
-        route: the way it is converted.
-        device: where it is.
-        dtype: what it is.
-        target: where it goes.
-        to_dtype: what it becomes.
-    """
-
-    route: Route
-    device: torch.device
-    dtype: torch.dtype
-    target: torch.device
-    to_dtype: torch.dtype
-
-
-class Entry:
-    """One distinct tensor of the model, and what the conversion makes of it."""
-
-    # Defaults on the class: thousands of entries are made for a large model, and nearly all keep nearly all of these.
-    kind: Kind = Kind.PLAIN
-    parameter: bool = True
-    """Keeps its identity: a parameter, a gradient, or a buffer that requires a gradient."""
-    inside: bool = False
-    """Reached only through modules that bring their own ``_apply``."""
-    script: bool = False
-    grad: Entry | None = None
-    owner: Entry | None = None
-    """For a gradient: the entry whose gradient it is."""
-    more: list[Slot] | None = None
-    """The other places where it stands."""
-    group: list[Entry] | None = None
-    """Entries on the same storage, this one among them; None when it is alone."""
-    live: bool = False
-    """A graph recorded before the conversion holds it."""
-    spent: bool = False
-    """The live graph needs nothing but the place to put the gradient."""
-    decision: Decision
-    """Set by the planner; shared by all entries that are decided alike."""
-    staged: Tensor = None  # type: ignore[assignment]
-    """The new tensor; None before staging, and for what stays. After a swap it holds the old TensorImpl."""
-    committed: bool = False
-
-    def __init__(self, tensor: Tensor, home: Home, table: Table, key: str) -> None:
-        self.tensor = tensor
-        self.home = home
-        self.table = table
-        self.key = key
-
-    def let_go(self) -> None:
-        """Drop the new and the old tensor."""
-        self.grad = self.owner = self.group = None
-        self.staged = None  # type: ignore[assignment]
-        del self.tensor
-
-    def new_bytes(self) -> int:
-        """Size of the tensor that will take its place."""
-        return 0 if self.kind is Kind.LAZY else self.tensor.numel() * self.decision.to_dtype.itemsize
-
-    @property
-    def slots(self) -> list[Slot]:
-        """Every place where it stands; none for a gradient."""
-        if self.owner is not None:
-            return []
-        return [Slot(self.home, self.table, self.key), *(self.more or ())]
-
-    @property
-    def name(self) -> str:
-        """Full name, as in ``named_parameters()``; gradients end in ``.grad``."""
-        return self.home[1] + self.key + (".grad" if self.owner is not None else "")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The full name of every place it stands in."""
-        if self.owner is not None:
-            return tuple(f"{name}.grad" for name in self.owner.names)
-        return tuple(slot.name for slot in self.slots)
-
-
-Cohorts = dict[Decision, list[Entry]]
-"""Entries by what was decided."""
+Visit = tuple[Home, Table, Table, bool, bool]
+"""A module that the walk came to: its tables of parameters and buffers; whether it is reached only through modules that
+bring their own ``_apply``; whether it is scripted."""
 
 
 class Inventory:
@@ -147,7 +34,12 @@ class Inventory:
     def __init__(self, module: nn.Module, recurse: bool) -> None:
         self.module = module
         self.recurse = recurse
+        self.visits: list[Visit] = []
+        """The modules that hold tensors, in the order of the walk."""
         self.entries: list[Entry] = []
+        """What is special, or everything after `expand`, in the order of the walk."""
+        self.crowds: list[Crowd] = []
+        """All the others: parameters, and buffers."""
         self.by_id: dict[int, Entry] = {}
         self.groups: list[list[Entry]] = []
         self.overriding: list[nn.Module] = []
@@ -162,7 +54,21 @@ class Inventory:
         """Why stock torch does the whole conversion right by itself; empty when it does not."""
         self.reducers: list[str] = []
         """Names of the modules that are DistributedDataParallel."""
-        self.modules = 0
+
+    def tables(self) -> tuple[list[Table], list[Table]]:
+        """The tables of parameters, and those of buffers, of the modules that were visited."""
+        return [visit[1] for visit in self.visits], [visit[2] for visit in self.visits]
+
+    def expand(self) -> None:
+        """Make an entry for every tensor: for conversions that have to look at them one by one."""
+        for crowd in self.crowds:
+            entries = crowd.entries()
+            self.entries += entries
+            self.by_id.update(zip(map(id, crowd.tensors), entries, strict=True))
+        if self.crowds:
+            # Stable: a gradient stays behind its owner.
+            self.entries.sort(key=attrgetter("position"))
+        self.crowds = []
 
     def ties(self) -> Iterator[Entry]:
         """Entries that stand in more than one place."""
@@ -192,7 +98,9 @@ class Inventory:
         for entry in self.entries:
             if entry.group is not None or entry.grad is not None or entry.owner is not None:
                 entry.let_go()
-        self.entries, self.by_id, self.groups = [], {}, []
+        for crowd in self.crowds:
+            crowd.release()
+        self.entries, self.by_id, self.groups, self.crowds, self.visits = [], {}, [], [], []
 
 
 def _family(entry: Entry) -> list[Entry]:
@@ -207,16 +115,13 @@ def _family(entry: Entry) -> list[Entry]:
     return list(family.values())
 
 
-def survey(module: nn.Module, recurse: bool = True, *, entered: bool = False) -> Inventory:
-    """Take stock of `module`; nothing is changed.
+def walk(module: nn.Module, recurse: bool = True, *, entered: bool = False) -> Inventory:
+    """Find every module and its tables; no tensor is looked at yet.
 
     Args:
         module: the root.
         recurse: with all its descendants, or the module alone.
         entered: the root's own ``_apply`` is running already, so the root counts as a module without one.
-
-    Returns:
-        Its parameters, buffers and gradients, each distinct tensor once.
     """
     inventory = Inventory(module, recurse)
     seen: set[int] = set()
@@ -224,8 +129,17 @@ def survey(module: nn.Module, recurse: bool = True, *, entered: bool = False) ->
     _walk([(module, "")], seen, inventory, inner, entered=entered)
     # What only overriding modules reach comes second, so that a module reached both ways counts as reached directly.
     _walk(inner, seen, inventory, None)
-    _group(inventory)
     return inventory
+
+
+def survey(inventory: Inventory) -> None:
+    """Take stock of what a walk has found: parameters, buffers and gradients, each distinct tensor once. Nothing is
+    changed."""
+    if inventory.overriding or inventory.scripted or inventory.stock or inventory.reducers:
+        _take(inventory, None)
+        _group(inventory)
+    else:
+        _part(inventory)
 
 
 def _walk(
@@ -236,78 +150,128 @@ def _walk(
     *,
     entered: bool = False,
 ) -> None:
-    inside = inner is None
-    kinds: dict[type, _ModuleKind] = {}
+    visits, inside, recurse = inventory.visits, inner is None, inventory.recurse
     tables_and_hooks, own = internals.tables_and_hooks, internals.APPLY
-    entries, by_id, lazy, recurse = inventory.entries, inventory.by_id, Kind.LAZY, inventory.recurse
+    kinds: dict[type, _ModuleKind | None] = {}
     stack.reverse()
     while stack:
         home = stack.pop()
         module, prefix = home
-        if id(module) in seen:
+        ident = id(module)
+        if ident in seen:
             continue
+        attributes = module.__dict__
         cls = type(module)
-        kind = kinds.get(cls)
-        if kind is None:
+        if cls in kinds:
+            kind = kinds[cls]
+        else:
             kind = kinds[cls] = _ModuleKind.of(cls)
-            if kind.sharded:
-                inventory.stock = "the model is sharded by FSDP2"
-        overrides = kind.overrides or own in module.__dict__
-        if inner is not None and overrides and not (entered and module is inventory.module):
-            inner.append(home)
-            inventory.overriding.append(module)
-            continue
-        seen.add(id(module))
-        if kind.reducer:
-            inventory.reducers.append(prefix[:-1])
-        table, buffers, children, pre_hooks = tables_and_hooks(module)
+        if kind is not None or own in attributes:
+            overrides = own in attributes or (kind is not None and kind.overrides)
+            if inner is not None and overrides and not (entered and module is inventory.module):
+                inner.append(home)
+                inventory.overriding.append(module)
+                continue
+            if kind is not None:
+                inventory.scripted |= kind.script
+                if kind.reducer:
+                    inventory.reducers.append(prefix[:-1])
+                if kind.sharded:
+                    inventory.stock = "the model is sharded by FSDP2"
+        seen.add(ident)
+        parameters, buffers, children, pre_hooks = tables_and_hooks(attributes)
         if pre_hooks:
             inventory.derived.extend((module, name, make) for name, make in internals.derivations_of(module))
-        first = len(entries)
-        for key, tensor in table.items():
-            if tensor is None:
-                continue
-            ident = id(tensor)
-            if ident in by_id:
-                _again(by_id[ident], Slot(home, table, key), True, inside)
-                continue
-            entry = by_id[ident] = Entry(tensor, home, table, key)
-            entries.append(entry)
-            if type(tensor) is not Parameter:
-                entry.kind = _kind_of(tensor)
-                if entry.kind is lazy:
+        if parameters or buffers:
+            visits.append((home, parameters, buffers, inside, kind is not None and kind.script))
+        if children and recurse:
+            stack += [(child, f"{prefix}{name}.") for name, child in reversed(children.items()) if child is not None]
+
+
+def _take(inventory: Inventory, chosen: set[int] | None) -> None:
+    """Make the entries of the tensors whose ids are `chosen`; None stands for all."""
+    by_id = inventory.by_id
+    position = 0
+    for home, parameters, buffers, inside, script in inventory.visits:
+        for table in (parameters, buffers):
+            is_parameter = table is parameters
+            for key, tensor in table.items():
+                position += 1
+                if tensor is None or (chosen is not None and id(tensor) not in chosen):
                     continue
-            grad = tensor.grad
-            if grad is not None:
-                _add_grad(inventory, entry, grad)
-        table = buffers
-        for key, tensor in buffers.items():
-            if tensor is None:
-                continue
-            ident = id(tensor)
-            if ident in by_id:
-                _again(by_id[ident], Slot(home, table, key), False, inside)
-                continue
-            entry = by_id[ident] = Entry(tensor, home, table, key)
-            entries.append(entry)
-            if type(tensor) is not Tensor:
-                entry.kind = _kind_of(tensor)
-            if tensor.requires_grad:
-                _learned(inventory, entry)
-            else:
-                entry.parameter = False
-        if inside:
-            for entry in entries[first:]:
-                entry.inside = True
-        if kind.script:
-            inventory.scripted = True
-            for entry in entries[first:]:
-                entry.script = True
-        if recurse and children:
-            below = [(child, f"{prefix}{name}.") for name, child in children.items() if child is not None]
-            below.reverse()
-            stack += below
-    inventory.modules = len(seen)
+                entry = by_id.get(id(tensor))
+                if entry is not None:
+                    _again(entry, Slot(home, table, key), is_parameter, inside)
+                    continue
+                entry = Entry(tensor, home, table, key)
+                entry.position, entry.inside, entry.script = position, inside, script
+                _enter(inventory, entry, is_parameter)
+
+
+def _enter(inventory: Inventory, entry: Entry, is_parameter: bool) -> None:
+    """Add an entry, with its gradient."""
+    tensor = entry.tensor
+    inventory.by_id[id(tensor)] = entry
+    inventory.entries.append(entry)
+    if type(tensor) not in (Tensor, Parameter):
+        entry.kind = _kind_of(tensor)
+    if is_parameter:
+        if entry.kind is not Kind.LAZY and tensor.grad is not None:
+            _add_grad(inventory, entry, tensor.grad)
+    elif tensor.requires_grad:
+        _learned(inventory, entry)
+    else:
+        entry.parameter = False
+
+
+def _part(inventory: Inventory) -> None:
+    """Find the special tensors; the others stay together."""
+    homes = [visit[0] for visit in inventory.visits]
+    tables, others = inventory.tables()
+    sizes, rest = list(map(len, tables)), map(len, others)
+    firsts = list(accumulate(map(add, sizes, rest), initial=1))[:-1]
+    crowds = [
+        Crowd(True, homes, tables, firsts).present(),
+        Crowd(False, homes, others, list(map(add, firsts, sizes))).present(),
+    ]
+    special: set[int] = set()
+    ids = [ident for crowd in crowds for ident in map(id, crowd.tensors)]
+    if len(set(ids)) < len(ids):
+        special.update(ident for ident, times in Counter(ids).items() if times > 1)
+    for crowd in crowds:
+        special |= crowd.examine()
+    if special:
+        crowds = [_without(crowd, special) for crowd in crowds]
+        _take(inventory, special)
+    shared = _sharing(inventory, crowds)
+    if shared:
+        crowds = [_without(crowd, shared) for crowd in crowds]
+        _take(inventory, shared)
+    if inventory.entries:
+        inventory.entries.sort(key=attrgetter("position"))
+        _group(inventory)
+    inventory.crowds = [crowd for crowd in crowds if len(crowd)]
+
+
+def _without(crowd: Crowd, ids: set[int]) -> Crowd:
+    return crowd.where(id(tensor) not in ids for tensor in crowd.tensors) if ids else crowd
+
+
+def _sharing(inventory: Inventory, crowds: list[Crowd]) -> set[int]:
+    """Ids of the tensors of the crowds that share a storage with anything."""
+    taken = {
+        internals.storage_of(entry.tensor)
+        for entry in inventory.entries
+        if entry.kind is Kind.PLAIN and entry.tensor.layout is torch.strided
+    }
+    storages = list(chain.from_iterable(crowd.storages for crowd in crowds))
+    shared: set[int] = set()
+    if len(set(storages)) < len(storages) or not taken.isdisjoint(storages):
+        times = Counter(storages)
+        several = {storage for storage, number in times.items() if number > 1} | taken
+        for crowd in crowds:
+            shared.update(map(id, compress(crowd.tensors, map(several.__contains__, crowd.storages))))
+    return shared
 
 
 class _ModuleKind(NamedTuple):
@@ -317,14 +281,16 @@ class _ModuleKind(NamedTuple):
     sharded: bool
 
     @classmethod
-    def of(cls, module_class: type[nn.Module]) -> _ModuleKind:
+    def of(cls, module_class: type[nn.Module]) -> _ModuleKind | None:
+        """None for a class that nothing is special about, as nearly all."""
         reducer = internals.data_parallel_class()
-        return cls(
+        kind = cls(
             internals.class_overrides_apply(module_class),
             issubclass(module_class, torch.jit.ScriptModule),
             reducer is not None and issubclass(module_class, reducer),
             internals.is_fully_sharded(module_class),
         )
+        return kind if any(kind) else None
 
 
 def _kind_of(tensor: Tensor) -> Kind:
@@ -341,17 +307,8 @@ def _kind_of(tensor: Tensor) -> Kind:
 
 def enlist(inventory: Inventory, tensor: Tensor, slot: Slot) -> Entry:
     """Add a tensor that turned up after the survey, with its gradient."""
-    entry = inventory.by_id[id(tensor)] = Entry(tensor, *slot)
-    inventory.entries.append(entry)
-    if type(tensor) not in (Tensor, Parameter):
-        entry.kind = _kind_of(tensor)
-    if isinstance(tensor, Parameter):
-        if entry.kind is not Kind.LAZY and tensor.grad is not None:
-            _add_grad(inventory, entry, tensor.grad)
-    elif tensor.requires_grad:
-        _learned(inventory, entry)
-    else:
-        entry.parameter = False
+    entry = Entry(tensor, *slot)
+    _enter(inventory, entry, isinstance(tensor, Parameter))
     return entry
 
 
@@ -377,7 +334,7 @@ def _add_grad(inventory: Inventory, owner: Entry, grad: Tensor) -> None:
     if entry is None:
         entry = inventory.by_id[id(grad)] = Entry(grad, owner.home, owner.table, owner.key)
         entry.owner = owner
-        entry.inside = owner.inside
+        entry.inside, entry.position = owner.inside, owner.position
         if type(grad) is not Tensor:
             entry.kind = _kind_of(grad)
         elif not grad.is_leaf:
@@ -391,16 +348,12 @@ def _add_grad(inventory: Inventory, owner: Entry, grad: Tensor) -> None:
 def _group(inventory: Inventory) -> None:
     """Find the tensors that share a storage."""
     kind = Kind.PLAIN
+    for entry in inventory.entries:
+        if entry.kind is kind and entry.tensor.layout is not torch.strided:
+            # Sparse layouts have no storage.
+            entry.kind = Kind.CUSTOM
     plain = [entry for entry in inventory.entries if entry.kind is kind]
-    try:
-        storages = internals.storages_of([entry.tensor for entry in plain])
-    except (NotImplementedError, RuntimeError):
-        # Sparse layouts have no storage; the rest of the model may.
-        for entry in plain:
-            if entry.tensor.layout is not torch.strided:
-                entry.kind = Kind.CUSTOM
-        plain = [entry for entry in plain if entry.kind is kind]
-        storages = internals.storages_of([entry.tensor for entry in plain])
+    storages = [internals.storage_of(entry.tensor) for entry in plain]
     if len(set(storages)) == len(storages):
         return
     first: dict[int, Entry] = {}

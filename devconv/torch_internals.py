@@ -52,25 +52,26 @@ def impl_of(tensor: Tensor) -> int:
     return int(tensor._cdata)
 
 
-def storages_of(tensors: list[Tensor]) -> list[int]:
-    """Addresses of the tensors' StorageImpls. Reason: equal for aliases on every device, where ``data_ptr()`` is 0 on
-    XLA and meta. A list at a time, since the look is on the path of every conversion.
+def storage_of(tensor: Tensor) -> int:
+    """Address of a tensor's StorageImpl. Reason: equal for aliases on every device, where ``data_ptr()`` is 0 on XLA and
+    meta.
 
     Raises:
-        NotImplementedError: a tensor has no storage (sparse layouts).
+        NotImplementedError: it has no storage (sparse layouts).
     """
-    return [tensor.untyped_storage()._cdata for tensor in tensors]
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 tables_and_hooks: Callable[
-    [nn.Module],
+    [dict[str, Any]],
     tuple[
         dict[str, Tensor | None], dict[str, Tensor | None], dict[str, nn.Module | None], dict[int, Callable[..., Any]]
     ],
-] = operator.attrgetter("_parameters", "_buffers", "_modules", "_forward_pre_hooks")
-"""A module's slots for parameters, buffers and children, and its forward pre-hooks, in one call.
+] = operator.itemgetter("_parameters", "_buffers", "_modules", "_forward_pre_hooks")
+"""A module's slots for parameters, buffers and children, and its forward pre-hooks, from its ``__dict__``.
 
-Reason: as the four functions below; a walk over thousands of modules has a budget of microseconds for each."""
+Reason: as the four functions below; a walk over thousands of modules has a budget of microseconds for each, and going
+by attribute would take more than that."""
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor | None]:
@@ -115,6 +116,21 @@ def set_backward_hooks(tensor: Tensor, hooks: dict[int, Callable[..., Any]] | No
 def accumulate_hooks(tensor: Tensor) -> dict[int, Callable[..., Any]] | None:
     """What ``register_post_accumulate_grad_hook`` filled. Reason: as `backward_hooks`."""
     return cast("dict[int, Callable[..., Any]] | None", tensor._post_accumulate_grad_hooks)
+
+
+def with_hooks(tensors: list[Tensor]) -> list[Tensor]:
+    """Those that have hooks of either kind. Reason: as `backward_hooks`; a list at a time, since the look is on the
+    path of every conversion."""
+    either = zip(map(_backward_hooks, tensors), map(_accumulate_hooks, tensors), strict=True)
+    return [
+        tensor
+        for tensor, (backward, accumulate) in zip(tensors, either, strict=True)
+        if backward is not None or accumulate is not None
+    ]
+
+
+_backward_hooks = attrgetter("_backward_hooks")
+_accumulate_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 
 def set_accumulate_hooks(tensor: Tensor, hooks: dict[int, Callable[..., Any]] | None) -> None:

@@ -49,14 +49,20 @@ LAYERS: dict[str, set[str]] = {
     "transfer": {"torch_internals"},
     "following": {"errors", "torch_internals"},
     # The four steps.
-    "survey": {"policy", "torch_internals"},
-    "planning": {"errors", "policy", "registry", "report", "survey", "torch_internals", "transfer"},
-    "staging": {"errors", "geometry", "policy", "registry", "survey", "torch_internals", "transfer"},
-    "commit": {"following", "ghost", "policy", "survey", "torch_internals"},
+    "entries": {"policy"},
+    "crowd": {"entries", "torch_internals"},
+    "survey": {"crowd", "entries", "torch_internals"},
+    "planning": {
+        *("crowd", "entries", "errors", "policy", "registry", "report", "survey", "torch_internals", "transfer"),
+    },
+    "staging": {
+        *("crowd", "entries", "errors", "geometry", "policy", "registry", "torch_internals", "transfer"),
+    },
+    "commit": {"crowd", "entries", "following", "geometry", "ghost", "policy", "survey", "torch_internals"},
     "nested": {"staging", "transfer"},
     # The driver, and the doors to it.
     "conversion": {
-        *("commit", "errors", "flag", "following", "nested", "patches", "planning", "policy", "registry"),
+        *("commit", "entries", "errors", "flag", "following", "nested", "patches", "planning", "policy", "registry"),
         *("report", "staging", "survey", "torch_internals", "transfer"),
     },
     "hook": {"conversion", "flag", "lazy/", "patches", "torch_internals"},

@@ -112,7 +112,9 @@ def test_unregistering_what_was_not_registered_is_an_error():
         devconv.unregister("cpu")
 
 
-@pytest.mark.parametrize("value", [object, object(), "acme", None, 3], ids=repr)
+@pytest.mark.parametrize(
+    "value", [object, object(), "acme", None, 3], ids=["class", "object", "name", "none", "number"]
+)
 def test_only_backends_can_be_registered(value):
     with pytest.raises(TypeError, match=r"devconv\.Backend"):
         devconv.register(value)

@@ -62,14 +62,14 @@ def test_a_live_graph_has_a_node_that_accumulates_the_gradient():
 def test_aliases_have_one_storage(device):
     whole = torch.empty(6, device=device)
 
-    first, second, other = internals.storages_of([whole[2:], whole.view(2, 3), torch.empty(6, device=device)])
+    first, second, other = map(internals.storage_of, [whole[2:], whole.view(2, 3), torch.empty(6, device=device)])
 
     assert first == second != other
 
 
 def test_a_sparse_tensor_has_no_storage():
     with pytest.raises((NotImplementedError, RuntimeError)):
-        internals.storages_of([torch.eye(2).to_sparse()])
+        internals.storage_of(torch.eye(2).to_sparse())
 
 
 def test_hooks_registered_before_and_after_a_swap_fire_once_they_are_linked_again():

@@ -411,7 +411,9 @@ def test_cast_on_the_device_changes_the_dtype_of_the_same_objects(moves):
     model = Model()
     devconv.convert(model, "jax")
     weight = model.first.weight
-    devconv.convert(model, dtype=torch.bfloat16)
+    report = devconv.convert(model, dtype=torch.bfloat16)
+    # `parameter.data = tensor` would change the data, and leave the dtype of the TensorImpl as it was.
+    assert {str(item.route) for item in report.items if item.kind == "parameter"} == {"swap"}
     assert model.first.weight is weight
     assert weight.dtype is torch.bfloat16
     devconv.convert(model, "cpu")

@@ -352,8 +352,7 @@ def watched() -> Watched:
 @with_values
 def test_a_metric_arrives_as_in_stock_torch(move: Move) -> None:
     # torchmetrics keeps its state outside parameters and buffers, and reads fn's name to tell the doors apart.
-    model, twin = watched(), watched()
-    model.layer.to(move.source)
+    model, twin = watched().to(move.source), watched().to(move.source)
 
     move(model, route=None)
     for hop in move.conversion.hops:
@@ -367,8 +366,7 @@ def test_a_metric_arrives_as_in_stock_torch(move: Move) -> None:
 
 @with_values
 def test_a_metric_goes_on_counting_and_can_be_reset(move: Move) -> None:
-    model = watched()
-    model.layer.to(move.source)
+    model = watched().to(move.source)
 
     move(model, route=None)
     model.metric.update(torch.ones(3, device=move.device), torch.ones(3, device=move.device))

@@ -296,7 +296,6 @@ def test_gradients_that_share_memory_share_it(move: Move) -> None:
     assert same(model[1].weight.grad, torch.arange(8.0, 12.0, dtype=move.dtype).view(2, 2))
 
 
-@with_same_objects
 @where(lambda conversion: len(conversion.hops) == 1 and conversion.has_values)
 def test_a_group_comes_home_with_its_strides(move: Move) -> None:
     if not move.by_devconv or move.conversion.keeps_device or move.source.type != "cpu":
