@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import threading
 import time
@@ -113,17 +112,14 @@ def run(request: _Request) -> tuple[Report, nn.Module]:
         device, backend = registry.resolve(transfer.device)
         transfer = transfer.on(device)
         backend.prepare()
-    with _collector_paused():
-        inventory = walk(request.module, request.recurse, entered=request.entered)
-        if transfer is not None and settled(inventory, transfer):
-            # While the collector is off: what is gone when it comes back is no work for it.
-            inventory.release()
-            _thread.report = report = Report(tuple, str(transfer), seconds=time.perf_counter() - started)
-            return report, request.module
-        # Under inference_mode the new tensors would be inference tensors, and the model could never be trained again.
-        ordinary = torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()
-        with _commits, ordinary:
-            report, returned = _convert(request, inventory, transfer, started)
+    inventory = walk(request.module, request.recurse, entered=request.entered)
+    if transfer is not None and settled(inventory, transfer):
+        _thread.report = report = Report(tuple, str(transfer), seconds=time.perf_counter() - started)
+        return report, request.module
+    # Under inference_mode the new tensors would be inference tensors, and the model could never be trained again.
+    ordinary = torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()
+    with _commits, ordinary:
+        report, returned = _convert(request, inventory, transfer, started)
     _thread.report = report
     _log.debug("%r", report)
     return report, returned
@@ -251,8 +247,9 @@ def _carry_out(
         derived: attributes that have to fit what stays converted.
     """
     commit = Commit(made.inventory, request.fn, lambda entry, result: decide_result(made, entry, result))
-    token = _running.set(commit)
+    token = None
     try:
+        token = _running.set(commit)
         returned = steps(commit)
     except BaseException as error:
         # Here and not in a function: Python delivers interrupts at the entry of functions, also of one that would
@@ -273,7 +270,8 @@ def _carry_out(
             raise
         raise PartialConversionError(converted, error) from error
     finally:
-        _running.reset(token)
+        if token is not None:
+            _running.reset(token)
     commit.finish()
     return commit, returned
 
@@ -312,8 +310,9 @@ def _follow(request: _Request, commit: Commit, made: Plan) -> None:
 
 def _run_stock(request: _Request, made: Plan, started: float) -> tuple[Report, nn.Module]:
     rows = items_of(made.inventory)
-    token = _running.set(_STOCK)
+    token = None
     try:
+        token = _running.set(_STOCK)
         # The module's own _apply, unless it is the one that is running.
         apply = (
             functools.partial(internals.stock_apply, request.module)
@@ -322,7 +321,8 @@ def _run_stock(request: _Request, made: Plan, started: float) -> tuple[Report, n
         )
         returned = apply(request.fn) if request.recurse else apply(request.fn, recurse=False)
     finally:
-        _running.reset(token)
+        if token is not None:
+            _running.reset(token)
 
     def stock_rows() -> Iterable[Any]:
         from dataclasses import replace
@@ -366,29 +366,6 @@ def _set_aside(inventory: Inventory) -> Iterator[list[_Derived]]:
         for attribute in derived:
             # A failure before it was derived afresh: it never left.
             vars(attribute.module).setdefault(attribute.name, attribute.value)
-
-
-_paused = 0
-_pause_lock = threading.Lock()
-_was_enabled = False
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Thousands of new containers make Python's cyclic collector scan the whole model again and again."""
-    global _paused, _was_enabled
-    with _pause_lock:
-        if _paused == 0:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _paused += 1
-    try:
-        yield
-    finally:
-        with _pause_lock:
-            _paused -= 1
-            if _paused == 0 and _was_enabled:
-                gc.enable()
 
 
 def _request_to(
@@ -475,18 +452,17 @@ def plan(
     assert transfer is not None
     if transfer.device is not None:
         transfer = transfer.on(registry.resolve(transfer.device)[0])
-    with _collector_paused():
-        inventory = walk(module)
-        survey(inventory)
-        if not _goes_by_crowds(transfer):
-            inventory.expand()
-        try:
-            with _set_aside(inventory):
-                made = make_plan(inventory, transfer)
-                made.settle()
-            made.release()
-        finally:
-            inventory.release()
+    inventory = walk(module)
+    survey(inventory)
+    if not _goes_by_crowds(transfer):
+        inventory.expand()
+    try:
+        with _set_aside(inventory):
+            made = make_plan(inventory, transfer)
+            made.settle()
+        made.release()
+    finally:
+        inventory.release()
     return made
 
 
