@@ -184,8 +184,8 @@ class JaxBackend(Backend):
 
     def _to_numpy(self, tensor: Tensor, dtype: torch.dtype) -> Any:
         """A NumPy array that nobody else has: JAX may keep it as its own memory."""
-        values = tensor.detach().resolve_conj().resolve_neg().to(dtype)
-        values = values.clone(memory_format=torch.contiguous_format)
+        # Into another layout by its values, so lazy conjugates and negatives are resolved on the way.
+        values = tensor.detach().to(dtype).clone(memory_format=torch.contiguous_format)
         integers = _AS_INTEGERS.get(dtype)
         if integers is None:
             return values.numpy()
