@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from . import torch_internals as internals
 from .errors import InvalidDeviceError, UnavailableDeviceError
 
 __all__ = ["API_VERSION", "OLDEST_API_VERSION", "Backend", "Capabilities"]
@@ -226,6 +227,11 @@ class Backend:
         For a forward pass that makes tensors with ``device="acme"`` on a replica that is on ``acme:1``.
         """
         return nullcontext()
+
+    @staticmethod
+    def in_backward() -> bool:
+        """Whether this thread is inside a backward pass, where a device that records must not be made to run."""
+        return internals.in_backward()
 
     def synchronize(self, device: torch.device | None = None) -> None:
         """Wait until everything queued on `device` (None: on every device of this type) is done."""

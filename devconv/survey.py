@@ -179,7 +179,11 @@ def _walk(
                 if kind.sharded:
                     inventory.stock = "the model is sharded by FSDP2"
         seen.add(ident)
-        parameters, buffers, children, pre_hooks = tables_and_hooks(attributes)
+        try:
+            parameters, buffers, children, pre_hooks = tables_and_hooks(attributes)
+        except KeyError:
+            # Scripted modules answer for what they do not have.
+            parameters, buffers, children, pre_hooks = internals.tables_by_attribute(module)
         if pre_hooks:
             inventory.derived.extend((module, name, make) for name, make in internals.derivations_of(module))
         if parameters or buffers:

@@ -74,6 +74,12 @@ Reason: as the four functions below; a walk over thousands of modules has a budg
 by attribute would take more than that."""
 
 
+tables_by_attribute: Callable[[nn.Module], tuple[Any, Any, Any, Any]] = attrgetter(
+    "_parameters", "_buffers", "_modules", "_forward_pre_hooks"
+)
+"""As `tables_and_hooks`, for modules that keep them elsewhere. Reason: as there; scripted modules do."""
+
+
 def parameters_of(module: nn.Module) -> dict[str, Tensor | None]:
     """The module's own parameter slots. Reason: ``named_parameters`` hides ties and None, and cannot be written."""
     return cast("dict[str, Tensor | None]", module._parameters)
@@ -480,6 +486,11 @@ def leave_to_others(module: nn.Module, names: list[str]) -> None:
 def call_after_backward(function: Callable[[], None]) -> None:
     """Call `function` at the end of the backward pass that is running. Reason: no public hook sees that moment."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass. Reason: no public sign of it."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def composable_apis(module: nn.Module) -> list[str]:

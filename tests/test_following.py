@@ -157,7 +157,7 @@ def test_a_dropped_model_leaves_the_log():
 
 
 def test_another_parameter_at_the_same_address_is_not_taken_for_the_old_one():
-    move = following.Move(torch.device("cpu"), torch.float32, {}, {})
+    move = following.Move(torch.device("cpu"), torch.float32, following.Owners([], [], []), {})
     stranger = nn.Parameter(torch.ones(1))
 
     assert not move.took(stranger)

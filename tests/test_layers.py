@@ -39,7 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "policy": set(),
     "torch_internals": set(),
     # The vendor's side.
-    "backend": {"errors"},
+    "backend": {"errors", "torch_internals"},
     "probing": {"errors"},
     "registry": {"backend", "errors", "probing"},
     # What a step works on.

@@ -335,3 +335,31 @@ def test_a_function_can_be_kept_from_the_compiler():
 def test_the_impls_of_a_list_are_those_of_its_tensors():
     tensors = [torch.ones(1), torch.zeros(2)]
     assert internals.impls_of(tensors) == [internals.impl_of(tensor) for tensor in tensors]
+
+
+def test_a_thread_knows_that_it_is_in_a_backward_pass():
+    seen = []
+    x = torch.ones(1, requires_grad=True)
+    x.register_hook(lambda _: seen.append(internals.in_backward()))
+
+    x.sum().backward()
+
+    assert seen == [True]
+    assert not internals.in_backward()
+
+
+def test_hooks_of_either_kind_are_seen_in_a_list():
+    bare, backward, accumulate = (torch.ones(1, requires_grad=True) for _ in range(3))
+    backward.register_hook(lambda _: None)
+    accumulate.register_post_accumulate_grad_hook(lambda _: None)
+
+    assert internals.with_hooks([bare, backward, accumulate]) == [backward, accumulate]
+
+
+def test_a_modules_tables_are_in_its_dict():
+    layer = nn.BatchNorm1d(2)
+
+    found = internals.tables_and_hooks(layer.__dict__)
+
+    assert all(one is other for one, other in zip(found, internals.tables_by_attribute(layer), strict=True))
+    assert found[0] is internals.parameters_of(layer)

@@ -182,7 +182,7 @@ class XlaBackend(Backend):
     def _start(self, device: torch.device) -> None:
         """Begin to compute all that is recorded for `device`, without waiting."""
         # Not during a backward pass: the devices' own threads are recording then, and would find tensors half exchanged.
-        if torch._C._current_graph_task_id() == -1:
+        if not self.in_backward():
             self._xlac._xla_step_marker(str(device), [], False)
 
     def synchronize(self, device: torch.device | None = None) -> None:

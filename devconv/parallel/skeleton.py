@@ -45,8 +45,10 @@ class Skeleton:
         self._tables = list(chain.from_iterable(zip(self._parameters, self._buffers, strict=True)))
         self._slot_tables = [self._tables[home] for home in structure.slot_homes]
         self._lay_out()
-        self._all_tables = self._tables + self._children
-        self._lengths = list(map(len, self._all_tables))
+        # Families tell by their versions, empty tables by being filled: only the others have to be measured.
+        self._empty = [table for table in self._tables + self._children if not table]
+        self._filled = [table for table in self._tables if table]
+        self._lengths = list(map(len, self._filled))
         # Their attributes hold tensors or copies of their own while the replica is in use.
         self._unsteady = {*structure.plain, *structure.setting, *self._self_copying}
         for i, (replica, original) in enumerate(zip(self._modules, structure.modules, strict=True)):
@@ -170,7 +172,8 @@ class Skeleton:
         for home, key in self._structure.absent if self._unsteady else ():
             self._tables[home][key] = None
         if (
-            list(map(len, self._all_tables)) != self._lengths
+            any(self._empty)
+            or list(map(len, self._filled)) != self._lengths
             or internals.dict_versions(self._families) != self._family_versions
         ):
             self._lay_out()

@@ -114,9 +114,9 @@ class Structure:
         self._attributes = list(map(_attributes_of, self.modules))
         self._holders = list(map(getrefcount, self._attributes))
         self._attribute_versions = internals.dict_versions(self._attributes)
-        # Most tables are empty, and their length says whether they still are, at a fraction of a version's price.
+        # Most tables are empty, and whether they still are is asked at a fraction of a version's price.
         self._filled = [position for position, table in enumerate(self._tables) if table]
-        self._lengths_of_tables = list(map(len, self._tables))
+        self._empty_tables = [table for table in self._tables if not table]
         self._filled_tables = [self._tables[position] for position in self._filled]
         self._table_versions = internals.dict_versions(self._filled_tables)
 
@@ -188,7 +188,7 @@ class Structure:
         looked = changed.union(self._watching) if self._contents_changed() else changed
         if looked and not self._look_again(looked):
             return None
-        if list(map(len, self._tables)) != self._lengths_of_tables:
+        if any(self._empty_tables):
             return None
         tables = internals.dict_versions(self._filled_tables)
         assert tables is not None
