@@ -155,7 +155,8 @@ def _set_aside(module: nn.Module, *, known: bool) -> Iterator[None]:
 
 def _stand_in(tensor: Tensor, *, lazy: bool) -> Tensor:
     if not lazy:
-        twin = torch.empty_like(tensor, device="meta")
+        # Not empty_like: on meta it imports sympy.
+        twin = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
         return nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else twin
     cls = UninitializedParameter if isinstance(tensor, nn.Parameter) else UninitializedBuffer
     return make_lazy(cls, tensor.requires_grad, "meta", tensor.dtype)
