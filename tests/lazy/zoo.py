@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.rnn import GRU, LSTM, RNN
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from devconv import lazy
 
@@ -92,7 +94,56 @@ OUR_KINDS: dict[str, Kind] = {
 }
 """Those of devconv.lazy that bring parameters torch has no lazy form for."""
 
-KINDS = TORCH_KINDS | OUR_KINDS
+
+class Scale(nn.Module):
+    """A layer as users write them: a parameter and a buffer for each feature."""
+
+    def __init__(self, features, device=None, dtype=None):
+        super().__init__()
+        self.features = features
+        self.weight = nn.Parameter(torch.empty(features, device=device, dtype=dtype))
+        self.register_buffer("offset", torch.empty(features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.weight.uniform_()
+            self.offset.zero_()
+
+    def forward(self, x):
+        return x * self.weight + self.offset
+
+    def extra_repr(self):
+        return f"features={self.features}"
+
+
+class LazyScale(LazyModuleMixin, Scale):
+    """Its lazy form, by torch's documentation of ``LazyModuleMixin`` and devconv's one method."""
+
+    cls_to_become = Scale
+
+    def __init__(self, device=None, dtype=None):
+        super().__init__(0)
+        self.weight = UninitializedParameter(device=device, dtype=dtype)
+        self.register_buffer("offset", UninitializedBuffer(device=device, dtype=dtype))
+
+    def initialize_parameters(self, x):
+        if self.has_uninitialized_params():
+            self.features = x.shape[-1]
+            with torch.no_grad():
+                self.weight.materialize((self.features,))
+                self.offset.materialize((self.features,))
+                self.reset_parameters()
+
+    def sizes_from_tensors(self):
+        known = [tensor for tensor in (self.weight, self.offset) if not nn.parameter.is_lazy(tensor)]
+        return {"features": known[0].shape[0]} if known else {}
+
+
+USER_KINDS: dict[str, Kind] = {"LazyScale": Kind(LazyScale, lambda **o: Scale(5, **o), ((2, 5),))}
+"""A user's own."""
+
+KINDS = TORCH_KINDS | OUR_KINDS | USER_KINDS
 
 
 def lazy_net(device: torch.device | str = "cpu") -> nn.Sequential:
