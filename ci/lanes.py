@@ -83,8 +83,12 @@ def _no_xla_wheel() -> str | None:
     return f"torch_xla has wheels for Linux only, this is {sys.platform}"
 
 
-# One thread an operation: the tensors of the tests are small, and two lanes on two cores must not fight for them.
+# One thread an operation: the tensors of the tests are small, and two processes on two cores must not fight for them.
 _COMMON = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+# Two processes, each with a stretch of the tests that the other one shortens from its end: cases that compile the same
+# programs stay together.
+_TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 
 ENVIRONMENTS: Mapping[str, Environment] = {
     row.name: row
@@ -107,13 +111,13 @@ ENVIRONMENTS: Mapping[str, Environment] = {
 LANES: Mapping[str, Lane] = {
     row.name: row
     for row in (
-        Lane("cpu", "torch-2.13", _COMMON, tests=("tests", "--ignore=tests/fuzz", "--ignore=tests/distributed")),
+        Lane("cpu", "torch-2.13", _COMMON, tests=("tests", *_TWO_AT_A_TIME)),
         Lane(
             "xla",
             "xla-2.9",
             {**_COMMON, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
             # The rest of the tests runs here by name: `nox -s xla -- tests`.
-            tests=("tests/backends/test_devconv_xla.py", "tests/invariants"),
+            tests=("tests/backends/test_devconv_xla.py", "tests/invariants", *_TWO_AT_A_TIME),
             missing=_no_xla_wheel,
         ),
         Lane("cuda", "cuda", _COMMON, missing=_no_gpu),
@@ -132,6 +136,7 @@ LANES: Mapping[str, Lane] = {
             {**_COMMON, "JAX_PLATFORMS": "cpu"},
             tests=("tests/backends/test_devconv_jax.py",),
             missing=_no_xla_wheel,
+            default=False,
         ),
         Lane("newest", "newest", _COMMON, default=False),
     )

@@ -90,8 +90,8 @@ MUTATIONS = (
     Mutation(
         "wrapper subclasses are swapped whole",
         "devconv/survey.py",
-        "        return Kind.WRAPPER\n",
-        "        return Kind.PLAIN\n",
+        "return Kind.PLAIN if own else Kind.WRAPPER",
+        "return Kind.PLAIN",
         _in("wrapper_subclasses", k="flag"),
     ),
     Mutation(

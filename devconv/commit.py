@@ -137,6 +137,7 @@ class Commit:
         done, impl_of, swap_impl, plain = self._done, internals.impl_of, internals.swap_impl, Kind.PLAIN
         backward_hooks, accumulate_hooks = internals.backward_hooks, internals.accumulate_hooks
         chose_grad_dtype = internals.chose_grad_dtype
+        bodies = bool(entries) and _has_bodies(entries[0])
         for entry in entries:
             tensor, staged = entry.tensor, entry.staged
             if tensor.requires_grad:
@@ -147,6 +148,8 @@ class Commit:
             done.append((entry, impl_of(tensor)))
             try:
                 swap_impl(tensor, staged)
+                if bodies:
+                    internals.exchange_bodies(tensor, staged)
             except RuntimeError as error:
                 error.add_note(f"while swapping {entry.name}")
                 raise
@@ -198,6 +201,10 @@ class Commit:
             tensor, staged = entry.tensor, entry.staged
             if entry.parameter:
                 new = self._new_parameter(entry)
+            elif _has_bodies(entry):
+                new = staged
+                for name, value in internals.without_body(tensor).items():
+                    vars(new).setdefault(name, value)
             else:
                 # What a class's own conversion returns keeps the class that it chose.
                 new = (
@@ -422,6 +429,11 @@ def _keep_grad_dtype(entry: Entry, new: Tensor) -> None:
     new.grad_dtype = entry.tensor.grad_dtype if grad is None else grad.decision.to_dtype
 
 
+def _has_bodies(entry: Entry) -> bool:
+    """Whether the tensor's data lies in a Python object of a vendor's class, before or after."""
+    return internals.has_own_class(entry.decision.target) or internals.has_own_class(entry.decision.device)
+
+
 _OURS = 2
 """References to an entry's tensor that are the entry's and the call's own."""
 
@@ -453,6 +465,8 @@ def _undo_swap(entry: Entry, before: int | None) -> None:
         return
     if internals.impl_of(tensor) != before:
         internals.swap_impl(tensor, staged)
+        if _has_bodies(entry):
+            internals.exchange_bodies(tensor, staged)
     # Both dicts, also where there is none: the delivery of a ghost may hang on the TensorImpl that came back.
     internals.set_backward_hooks(tensor, internals.backward_hooks(tensor))
     internals.set_accumulate_hooks(tensor, internals.accumulate_hooks(tensor))

@@ -176,6 +176,7 @@ def _goes_by_crowds(transfer: Transfer | None) -> bool:
         and transfer.memory_format is None
         and not internals.fake_mode_is_active()
         and not Flags.current().overwrite
+        and not (transfer.device is not None and internals.has_own_class(transfer.device))
     )
 
 

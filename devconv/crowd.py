@@ -36,9 +36,11 @@ class Crowd:
         tables: the table of each.
         keys: the key of each in its table.
         positions: the number of each in the walk.
-        numels: the number of elements of each, after `count`.
+        places: the device and dtype of each, after `examine`.
+        numels: the number of elements of each, after `examine`.
+        contiguous: whether each is, after `examine`.
+        storages: the address of the storage of each, after `examine`.
         decision: what is to happen to all of them, set by the planner.
-        kinds: the distinct devices and dtypes, and what else was asked with them.
         staged: the ``T`` new tensors; after a swap they hold the old TensorImpls.
     """
 
@@ -89,12 +91,8 @@ class Crowd:
             The ids of those that something distinguishes, and of their gradients.
         """
         special: set[int] = set()
-        cls, parameter, strided, quantised = (
-            Parameter if self.parameter else Tensor,
-            self.parameter,
-            torch.strided,
-            QUANTISED,
-        )
+        parameter, cls = self.parameter, Parameter if self.parameter else Tensor
+        strided, quantised = torch.strided, QUANTISED
         use_count, chose_grad_dtype, storage_of = internals.use_count, internals.chose_grad_dtype, internals.storage_of
         for tensor in self.tensors:
             if type(tensor) is not cls or tensor.layout is not strided:

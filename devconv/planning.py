@@ -256,6 +256,7 @@ class _Planner:
         if not done and entry.parameter and entry.kind is not Kind.LAZY:
             self.examine(entry)
         wrapper = entry.kind is Kind.WRAPPER
+        served = registry.backend_for(target.type)
         route = choose(
             settled=done,
             lazy=entry.kind is Kind.LAZY,
@@ -265,9 +266,11 @@ class _Planner:
             swap_flag=self.flags.swap,
             overwrite_flag=self.flags.overwrite and entry.owner is None,
             live_graph=entry.live,
-            in_place=registry.backend_for(target.type).in_place,
+            in_place=served.in_place,
+            # What the device lacks is refused below, by name; a scratch tensor of it would be torch's own error.
             set_data_works=not done
             and entry.kind is Kind.PLAIN
+            and served.capabilities.holds(to_dtype)
             and set_data_works(device, dtype, target, to_dtype, inference=tensor.is_inference()),
         )
         entry.decision = Decision(route, device, dtype, target, to_dtype)
@@ -436,6 +439,9 @@ def _refuse(planner: _Planner, transfer: Transfer, opaque: bool) -> None:
         for why, cure in _lacking(decision):
             for entry in cohort:
                 planner.refuse(entry, why, cure)
+        if internals.has_own_class(decision.target):
+            for entry in cohort:
+                _refuse_embodied(planner, entry)
         if decision.route is Route.REFUSE:
             for entry in cohort:
                 planner.refuse(
@@ -450,6 +456,7 @@ def _refuse(planner: _Planner, transfer: Transfer, opaque: bool) -> None:
     if plan.inventory.scripted:
         _refuse_scripted(planner)
     _refuse_reducers(planner)
+    _refuse_groups(planner)
     _refuse_views(planner)
 
 
@@ -470,6 +477,29 @@ def _lacking(decision: Decision) -> Iterator[tuple[str, str]]:
         yield (
             f"{decision.target.type} cannot hold {decision.to_dtype}",
             f"Convert it on {decision.device.type} first, for example with .float().",
+        )
+
+
+def _refuse_embodied(planner: _Planner, entry: Entry) -> None:
+    """What cannot become an object of the class that a device has for its tensors."""
+    where = f"on {entry.decision.target} a tensor's data lies in a Python object of the vendor's class"
+    if entry.kind is Kind.LAZY:
+        planner.refuse(
+            entry,
+            f"{where}, and torch's lazy tensors cannot become one",
+            "Call devconv.materialize(model, *example_inputs) before moving it.",
+        )
+    elif entry.parameter and entry.decision.route is Route.OVERWRITE:
+        planner.refuse(
+            entry,
+            f"{where}, which torch's overwrite flag cannot make",
+            "Leave torch.__future__'s overwrite flag False.",
+        )
+    elif type(entry.tensor) not in (Tensor, nn.Parameter, internals.class_on(entry.decision.target)):
+        planner.refuse(
+            entry,
+            f"{where}, so that it would lose its own class, {type(entry.tensor).__name__}",
+            "Make it a plain Parameter first, or leave it where it is.",
         )
 
 
@@ -502,6 +532,21 @@ def _refuse_reducers(planner: _Planner) -> None:
                     _REDUCER_CURE,
                 )
             )
+
+
+def _refuse_groups(planner: _Planner) -> None:
+    """Tensors that share a storage, on the way to a device where none can."""
+    for group in planner.plan.inventory.groups:
+        for entry in group:
+            target = entry.decision.target
+            changes = entry.decision.route is not Route.KEEP
+            if changes and not registry.backend_for(target.type).capabilities.storage_aliasing:
+                others = ", ".join(other.name for other in group if other is not entry)
+                planner.refuse(
+                    entry,
+                    f"it shares a storage with {others}, and on {target.type} no two tensors can",
+                    "Make it a tensor of its own with .clone().",
+                )
 
 
 def _refuse_views(planner: _Planner) -> None:
@@ -550,6 +595,10 @@ def _measure(plan: Plan) -> None:
     plan.peak_bytes = sources + sum(moved.values())
     for target, needed in moved.items():
         served = registry.backend_for(target.type)
+        if not served.capabilities.autograd:
+            plan.notes.append(
+                f"torch's autograd does not run on {target.type}: the model can be used there, not trained"
+            )
         free = served.free_memory(target)
         if free is None and served.capabilities.host_memory:
             free = registry.backend_for("cpu").free_memory(torch.device("cpu"))

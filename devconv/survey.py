@@ -305,7 +305,9 @@ def _kind_of(tensor: Tensor) -> Kind:
         # What makes it fake lies in its attributes, and FakeTensorMode holds weak references to it.
         return Kind.CUSTOM
     if internals.is_wrapper(cls):
-        return Kind.WRAPPER
+        # A device may keep the data of all its tensors in Python: then this is what a plain tensor is there.
+        own = internals.has_own_class(tensor.device) and cls is internals.class_on(tensor.device)
+        return Kind.PLAIN if own else Kind.WRAPPER
     return Kind.CUSTOM if internals.converts_itself(cls) else Kind.PLAIN
 
 

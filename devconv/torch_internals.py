@@ -7,6 +7,7 @@ Each function says why the public API is not enough. All were tried on torch 2.9
 from __future__ import annotations
 
 import copyreg
+import functools
 import gc
 import operator
 import sys
@@ -175,6 +176,64 @@ def is_wrapper(cls: type) -> bool:
     return (
         hasattr(cls, "__tensor_flatten__") or cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
     )
+
+
+@functools.cache
+def class_on(device: torch.device) -> type[Tensor]:
+    """The Python class of `device`'s own tensors: torch's own, or one that the vendor's library keeps its data in.
+
+    Reason: torchax's tensors are objects of a Python class with the data in their ``__dict__``; their TensorImpl is an
+    empty shell on ``meta``. For a tensor that goes there, class and ``__dict__`` are part of what has to arrive.
+    """
+    made = torch.empty(0, device=device)
+    _SPECIMENS.setdefault(type(made), made)
+    return type(made)
+
+
+def has_own_class(device: torch.device) -> bool:
+    """Whether tensors on `device` are of a Python class of the vendor's, with their data in it."""
+    if device.type in ("cpu", "meta") or fake_mode_is_active():
+        return False
+    cls = class_on(device)
+    return cls is not Tensor and is_wrapper(cls)
+
+
+def exchange_bodies(tensor: Tensor, other: Tensor) -> None:
+    """Exchange what `swap_impl` leaves with the objects and a class of the vendor's needs: class, and what it keeps in
+    its ``__dict__``. A parameter stays one. Calling it again undoes it.
+
+    Reason: as `class_on`; torch marks a parameter of such a class by a private attribute.
+    """
+    parameter = isinstance(tensor, nn.Parameter)
+    kept = [_IS_PARAMETER, *_body_of(type(tensor)), *_body_of(type(other))]
+    mine, theirs = vars(tensor), vars(other)
+    ours = {name: mine.pop(name) for name in kept if name in mine}
+    brought = {name: theirs.pop(name) for name in kept if name in theirs}
+    mine.update(brought)
+    theirs.update(ours)
+    cls, new = type(tensor), type(other)
+    other.__class__ = cls
+    tensor.__class__ = nn.Parameter if parameter and new is Tensor else new
+    if parameter and is_wrapper(new):
+        mine[_IS_PARAMETER] = True
+
+
+_IS_PARAMETER = "_is_param"
+
+
+@functools.cache
+def _body_of(cls: type) -> tuple[str, ...]:
+    """Names of the attributes that instances of a device's own class are made with."""
+    return tuple(vars(_SPECIMENS[cls])) if cls in _SPECIMENS else ()
+
+
+def without_body(tensor: Tensor) -> dict[str, Any]:
+    """The attributes of a tensor that are not its class's own."""
+    own = {_IS_PARAMETER, *_body_of(type(tensor))}
+    return {name: value for name, value in vars(tensor).items() if name not in own}
+
+
+_SPECIMENS: dict[type, Tensor] = {}
 
 
 _INERT_FUNCTIONS = (torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__.__func__)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from devconv import Backend, BackendLoadError, Capabilities, UnavailableDeviceError, convert
+from devconv import Backend, BackendLoadError, Capabilities, UnavailableDeviceError
 
 __all__ = ["JaxBackend"]
 
@@ -54,7 +54,6 @@ class JaxBackend(Backend):
     _jax: Any
     _environment: Any
     _tensor: Any
-    _tried: bool | None = None
 
     def load(self) -> None:
         missing = [name for name in ("torchax", "jax") if find_spec(name) is None]
@@ -95,32 +94,6 @@ class JaxBackend(Backend):
         except (NotImplementedError, RuntimeError):
             # torchax's modes are the calling thread's; torchax itself knows only whether any thread has them.
             self._environment.enable_torch_modes()
-        if self._tried is None:
-            self._tried = False  # the registry's own call, right after `load`
-        elif not self._tried:
-            self._tried = True  # the conversion below comes through here again
-            self._try_one()
-
-    def _try_one(self) -> None:
-        """Move one number, before the first model goes.
-
-        Raises:
-            UnavailableDeviceError: this devconv leaves class and ``__dict__`` of what arrives behind. The model would
-                be empty on ``meta``, without an error.
-        """
-        probe = torch.nn.ParameterList([torch.nn.Parameter(torch.ones((), device="cpu"))])
-        try:
-            convert(probe, torch.device("jax", 0))
-            arrived = probe[0].device.type == "jax" and float(probe[0].detach().cpu()) == 1
-        finally:
-            self._tried = False
-        if not arrived:
-            raise UnavailableDeviceError(
-                "jax",
-                "this devconv exchanges tensors, and not the Python class in which torchax keeps their data",
-                "Upgrade devconv; nothing was changed.",
-            )
-        self._tried = True
 
     def device_count(self) -> int:
         # However many JAX has: every torchax tensor says jax:0, and a mesh is JAX's sharding.
