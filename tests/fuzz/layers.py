@@ -38,7 +38,8 @@ def tied(before: Layers) -> nn.Module:
     """A layer whose weight is that of an earlier one."""
     made = nn.Linear(4, 4)
     for layer in before:
-        if type(layer) is nn.Linear:
+        # Under weight_norm and pruning the weight is derived.
+        if type(layer) is nn.Linear and isinstance(layer.weight, nn.Parameter):
             made.weight = layer.weight
     return made
 
