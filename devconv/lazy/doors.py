@@ -29,7 +29,7 @@ def stay_lazy(stock: Any) -> Any:
             return args[0]
         if func in _CONVERSIONS:
             device, dtype = target_of(args[0])
-            moved = func(torch.empty(0, dtype=dtype, device=device), *args[1:], **kwargs)
+            moved = _converted(func, device, dtype, args[1:], kwargs)
             if isinstance(moved, Tensor):
                 return args[0] if (moved.device, moved.dtype) == (device, dtype) else _like(args[0], moved)
             return moved
@@ -42,6 +42,17 @@ _CONVERSIONS = frozenset(
     getattr(Tensor, name)
     for name in ("to", "cuda", "cpu", "half", "float", "double", "bfloat16", "char", "short", "int", "long", "type")
 )
+
+
+def _converted(func: Any, device: torch.device, dtype: torch.dtype, args: Any, kwargs: Any) -> Any:
+    """What a conversion makes of an empty tensor; a lazy one may leave meta, since it has no values to miss."""
+    try:
+        return func(torch.empty(0, dtype=dtype, device=device), *args, **kwargs)
+    except NotImplementedError:
+        if device.type != "meta":
+            raise
+        # Only a move to a named device is refused there, and that ends on the same device from anywhere.
+        return func(torch.empty(0, dtype=dtype), *args, **kwargs)
 
 
 def _like(tensor: Tensor, moved: Tensor) -> Tensor:

@@ -70,9 +70,9 @@ def kept(kind: Kind, way: Way, door: Door, *, by_devconv: bool) -> bool:
     start, *stops = way.devices
     module = kind.make(device=start)
     module.requires_grad_(True) if by_devconv else None
-    if "meta" in way.devices:
-        # An ordinary counter has no value on meta; the lazy tensors are what is counted here.
-        module._buffers.pop("num_batches_tracked", None)
+    counter = {"num_batches_tracked"} & module._buffers.keys() if "meta" in way.devices else set()
+    # An ordinary tensor has no value on meta and cannot come back; the lazy ones are what is counted here.
+    module._buffers.update(dict.fromkeys(counter))
     optimizer = torch.optim.SGD(module.parameters(), 0.1) if any(True for _ in module.parameters()) else None
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     lazy = {name for name, tensor in held.items() if is_lazy(tensor)}
@@ -88,6 +88,7 @@ def kept(kind: Kind, way: Way, door: Door, *, by_devconv: bool) -> bool:
             return False
         if (tensor.data.device, tensor.data.dtype) != (target, way.dtype):
             return False
+    module._buffers.update({name: torch.zeros((), dtype=torch.int64, device=target) for name in counter})
     inputs = kind.inputs(target, way.dtype)
     if by_devconv:
         devconv.materialize(module, *inputs)

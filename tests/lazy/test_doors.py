@@ -108,6 +108,23 @@ def test_a_move_of_a_lazy_tensor_is_lazy(other_device):
     assert made.data.device == other_device
 
 
+@pytest.mark.parametrize("door", [lambda t: t.to("cpu"), lambda t: t.cpu(), lambda t: t.to("cpu", torch.float64)])
+@pytest.mark.parametrize("key", ["weight", "running_mean"])
+def test_a_lazy_tensor_leaves_meta_by_its_own_doors_too(key, door):
+    # An ordinary tensor cannot: it has values to miss.
+    moved = door(getattr(nn.LazyBatchNorm1d(device="meta"), key))
+    assert is_lazy(moved)
+    assert moved.data.device == torch.device("cpu")
+
+
+def test_a_function_of_ones_own_brings_a_lazy_model_back_from_meta():
+    model = nn.LazyLinear(2, device="meta")
+    weight = model.weight
+    model._apply(lambda t: t.to("cpu", torch.float64 if t.is_floating_point() else None))
+    assert model.weight is weight
+    assert (weight.data.device, weight.data.dtype) == (torch.device("cpu"), torch.float64)
+
+
 def test_a_cast_that_changes_nothing_returns_the_tensor_itself():
     weight = nn.LazyLinear(2).weight
     assert weight.to("cpu") is weight
