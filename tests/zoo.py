@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import devconv
+
 T = TypeVar("T", bound=nn.Module)
 
 
@@ -157,7 +159,16 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> l
 
     for step in steps:
         optimizer.step(partial(closure, step))
+        run_recorded(model)
     return [float(loss) for loss in losses]
+
+
+def run_recorded(model: nn.Module) -> None:
+    """Let a device that only records compute the step: otherwise it compiles one long program for all of them, where
+    the second step could use the first one's."""
+    for device in {parameter.device for parameter in model.parameters()}:
+        if device.type == "xla":
+            devconv.backend_for("xla").synchronize(device)
 
 
 def nested(value: Any) -> list[Tensor]:
