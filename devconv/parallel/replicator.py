@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
-from operator import attrgetter
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -27,8 +25,6 @@ __all__ = ["Replicator", "replicate"]
 T = TypeVar("T", bound=nn.Module)
 
 Device = str | torch.device | int
-
-_requires_grad = attrgetter("requires_grad")
 
 
 def replicate(module: T, devices: Iterable[Device], *, detach: bool = False) -> list[T]:
@@ -150,9 +146,10 @@ class Replicator(Generic[T]):
         devices = self._devices[:count]
         with self._lock:
             structure, pool = self._current()
-            source = structure.device()
+            source, tracks_buffers = structure.state()
             refuse_source(structure.named(), source, home)
-            rows = self._rows(structure, source, devices, self._detach if detach is None else detach)
+            known = structure.parameter_count if tracks_buffers else len(structure.tensors)
+            rows = self._rows(structure, source, devices, known, self._detach if detach is None else detach)
             pool.settle()
             replicas: list[T] = []
             for row, plain in rows:
@@ -175,7 +172,7 @@ class Replicator(Generic[T]):
         """
         with self._lock:
             structure, _ = self._current()
-            refuse_source(structure.named(), structure.device(), home)
+            refuse_source(structure.named(), structure.state()[0], home)
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         """Say that parameters were written in a way that ``send="changed"`` cannot see.
@@ -208,9 +205,12 @@ class Replicator(Generic[T]):
         return self._structure, self._pool
 
     def _rows(
-        self, structure: Structure, home: torch.device | None, devices: Sequence[torch.device], detach: bool
+        self, structure: Structure, home: torch.device | None, devices: Sequence[torch.device], known: int, detach: bool
     ) -> list[tuple[Sequence[Tensor], Mapping[int, Tensor]]]:
-        """For each replica, the tensors in its places, and what it has for a tensor of a plain attribute."""
+        """For each replica, the tensors in its places, and what it has for a tensor of a plain attribute.
+
+        Of the tensors up to number `known` only parameters require gradients.
+        """
         extras = structure.extras(home)
         originals = structure.tensors + extras if extras else structure.tensors
         # The first replica at home holds the originals themselves.
@@ -222,7 +222,7 @@ class Replicator(Generic[T]):
         # Parameters are leaves and come first; the node finds out which of them require a gradient. For the others one
         # has to look, and those that were computed are sent without their past.
         count = structure.parameter_count
-        tracked = list(compress(range(count, len(originals)), map(_requires_grad, originals[count:])))
+        tracked = [position for position in range(known, len(originals)) if originals[position].requires_grad]
         leaves: Sequence[int] = range(count)
         computed = [position for position in tracked if not originals[position].is_leaf]
         values = originals
