@@ -1,8 +1,8 @@
-"""Numbers for docs/replication.md: ``python tests/distributed/measure.py gloo``, or ``mesh``, or ``host``.
+"""Numbers for docs/replication.md: ``python tests/distributed/measure.py gloo``, or ``mesh``, ``host``, ``parallel``.
 
 Each way trains the same model on the same batches as one process does, in the same run: losses, the largest difference
-of a parameter, and the time of a step. `gloo` also drives torch's own DistributedDataParallel, and `host` runs two
-processes with an XLA device each.
+of a parameter, and the time of a step. `gloo` also drives torch's own DistributedDataParallel, `host` runs two
+processes with an XLA device each, and `parallel` is devconv.DataParallel over four XLA devices of one process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS, WARM, BATCH, WIDTH = 30, 5, 128, 512
 
 def main(way: str) -> None:
     common = {**os.environ, "OMP_NUM_THREADS": "1", "MEASURE": way}
-    if way == "mesh":
+    if way in ("mesh", "parallel"):
         for devices in ("1", "4"):
             environment = {**common, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": devices}
             subprocess.run([sys.executable, __file__], env=environment, check=True, timeout=580)
@@ -134,6 +134,27 @@ def on_ranks(way):
     os._exit(0)
 
 
+def on_parallel():
+    import torch
+    import torch_xla
+
+    import devconv
+
+    count = int(os.environ["CPU_NUM_DEVICES"])
+    torch.manual_seed(0)
+    original = model()
+    ours, reference = copy.deepcopy(original), copy.deepcopy(original)
+    devconv.convert(ours, "xla:0")
+    replicas = devconv.DataParallel(ours, [f"xla:{index}" for index in range(count)])
+    losses, seconds = train(replicas, device="xla:0", sync=torch_xla.sync)
+    expected, base = train(reference)
+    if count == 1:
+        show("one process on the CPU, one thread", expected, expected, 0.0, base, base)
+    name = f"DataParallel over {count} XLA device{'s' if count > 1 else ''}"
+    show(name, losses, expected, distance(ours, reference), seconds, base)
+    os._exit(0)
+
+
 def on_mesh():
     import torch
 
@@ -168,5 +189,7 @@ if __name__ == "__main__":
         main(sys.argv[1])
     elif running == "mesh":
         on_mesh()
+    elif running == "parallel":
+        on_parallel()
     else:
         on_ranks(running)
