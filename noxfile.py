@@ -17,7 +17,7 @@ import nox
 sys.path.insert(0, str(Path(__file__).parent))  # the console script `nox` does not
 
 from ci.environments import prepare
-from ci.lanes import ENVIRONMENTS, LANES, Lane, required
+from ci.lanes import ENVIRONMENTS, GUIDE, LANES, Lane, required
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "none"
@@ -93,11 +93,13 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """Ratios of conversion and replication against stock torch, printed; arguments go to ci/bench_conversion.py."""
+    """Ratios of conversion, replication and materialisation against stock torch, printed; arguments go to
+    ci/bench_conversion.py."""
     lane = LANES["xla"]
     interpreter, environment = python(session, lane.environment), variables(lane)
     session.run(interpreter, "ci/bench_conversion.py", *session.posargs, env=environment, external=True)
     session.run(interpreter, "ci/bench_replicate.py", env=environment, external=True)
+    session.run(interpreter, "ci/bench_lazy.py", env=environment, external=True)
 
 
 @nox.session(default=False)
@@ -149,3 +151,11 @@ def models(session: nox.Session) -> None:
     environment = variables(lane) | {"DEVCONV_EVERY_OPTIMIZER": "1"}
     tests = session.posargs or ("tests/cli/test_demo.py", "tests/invariants/test_optimizers.py")
     session.run(python(session, lane.environment), "-m", "pytest", *tests, env=environment, external=True)
+
+
+@nox.session(default=False)
+def guide(session: nox.Session) -> None:
+    """Follow docs/vendors.md from an empty folder to a green report, each command as it is written there."""
+    lane = LANES["cpu"]
+    tests = session.posargs or (GUIDE,)
+    session.run(python(session, lane.environment), "-m", "pytest", *tests, env=variables(lane), external=True)

@@ -27,10 +27,10 @@ def test_picture_has_the_curves_of_stock_torch_and_devconv(tmp_path):
 
     paint([cpu(), STOCK, ours()], path)
 
-    # The lowest of each colour is the legend's line, the highest is the curve's or the words above it.
+    # The highest of each colour is the curve's or the words above it, the lowest the curve's end or the legend's line.
     assert heights(path, Way.STOCK)[0] < 0.2
     assert heights(path, Way.DEVCONV)[0] < 0.2
-    assert heights(path, Way.DEVCONV)[1] > 0.7
+    assert heights(path, Way.DEVCONV)[1] > 0.55
 
 
 def test_the_curve_of_the_cpu_is_seen_around_that_of_devconv(tmp_path):
