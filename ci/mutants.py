@@ -55,8 +55,8 @@ MUTATIONS = (
     Mutation(
         "ties: a parameter met again is the one met before",
         "devconv/survey.py",
-        "                    _again(entry, Slot(home, table, key), is_parameter, inside)\n                    continue",
-        "                    pass",
+        "                    _again(entry, Slot(home, table, key), is_parameter, inside)\n",
+        "                    pass\n",
         _in("ties", k="flag"),
     ),
     Mutation(
@@ -591,6 +591,34 @@ MUTATIONS = (
         (_FAULTS, "-k", "during_the_undo and float64-swap"),
     ),
     # -- optimizers
+    Mutation(
+        "optimizers catch up with a model that is there already",
+        "devconv/conversion.py",
+        "        following.reconcile_all(request.optimizers, notes)\n",
+        "",
+        ("tests/test_following.py", "-k", "there_already"),
+    ),
+    Mutation(
+        "an optimizer made after a move is left alone",
+        "devconv/following.py",
+        "            _seen.setdefault(self, _number)",
+        "            pass",
+        ("tests/test_following.py", "-k", "made_after"),
+    ),
+    Mutation(
+        "the flat state of LBFGS is everybody's",
+        "devconv/following.py",
+        "        if isinstance(optimizer, torch.optim.LBFGS):",
+        "        if False:",
+        ("tests/test_following.py", "-k", "lbfgs"),
+    ),
+    Mutation(
+        "a gradient that is registered too is linked as the object it is",
+        "devconv/survey.py",
+        "        entry.parameter = True\n    else:",
+        "        pass\n    else:",
+        ("tests/test_crowd.py", "-k", "further_up"),
+    ),
     Mutation(
         "state follows",
         "devconv/following.py",

@@ -97,7 +97,7 @@ class Commit:
     def _link(self, entry: Entry) -> None:
         """Make a tensor's gradient the object that it was."""
         assert entry.grad is not None
-        holder, grad = self._replacement(entry), entry.grad.tensor
+        holder, grad = self._replacement(entry), self._replacement(entry.grad)
         if holder.grad is not grad:
             self._linked.append(entry)
             holder.grad = grad
@@ -344,7 +344,7 @@ class Commit:
             following.Move(
                 crowd.decision.device,
                 crowd.decision.dtype,
-                following.Owners(crowd.tensors, crowd.homes, crowd.keys),
+                following.Owners(crowd.tensors, crowd.homes),
                 {},
             )
             for crowd, _ in self._crowds
@@ -356,7 +356,7 @@ class Commit:
                 cohorts.setdefault(entry.decision, []).append(entry)
         for decision, cohort in cohorts.items():
             tensors = [entry.tensor for entry in cohort]
-            owners = following.Owners(tensors, [entry.home for entry in cohort], [entry.key for entry in cohort])
+            owners = following.Owners(tensors, [entry.home for entry in cohort])
             successors = {
                 id(entry.tensor): (weakref.ref(entry.tensor), weakref.ref(self._replacement(entry)))
                 for entry in cohort

@@ -114,7 +114,11 @@ def run(request: _Request) -> tuple[Report, nn.Module]:
         backend.prepare()
     inventory = walk(request.module, request.recurse, entered=request.entered)
     if transfer is not None and settled(inventory, transfer):
-        _thread.report = report = Report(tuple, str(transfer), seconds=time.perf_counter() - started)
+        # The parameters may have come here earlier, without their optimizers.
+        notes: list[str] = []
+        following.reconcile_all(request.optimizers, notes)
+        elapsed = time.perf_counter() - started
+        _thread.report = report = Report(tuple, str(transfer), seconds=elapsed, notes=notes)
         return report, request.module
     # Under inference_mode the new tensors would be inference tensors, and the model could never be trained again.
     ordinary = torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()

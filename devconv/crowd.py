@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, compress, repeat
-from operator import add, itemgetter
+from operator import add, itemgetter, methodcaller
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class Crowd:
         self.parameter = parameter
         sizes = list(map(len, tables))
         flat = chain.from_iterable
-        self.tensors: list[Tensor] = list(flat(map(dict.values, tables)))  # type: ignore[arg-type]
+        self.tensors: list[Tensor] = list(flat(map(methodcaller("values"), tables)))
         self.homes: list[Home] = list(flat(map(repeat, homes, sizes)))
         self.tables: list[Table] = list(flat(map(repeat, tables, sizes)))
         self.keys: list[str] = list(flat(tables))

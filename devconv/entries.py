@@ -80,6 +80,8 @@ class Entry:
     """Its number in the walk; a gradient has its owner's."""
     script: bool = False
     grad: Entry | None = None
+    uses: int = 1
+    """C++ references to it that are explained: Python's object, and the parameters whose gradient it is."""
     owner: Entry | None = None
     """For a gradient: the entry whose gradient it is."""
     more: list[Slot] | None = None

@@ -8,6 +8,7 @@ somebody put elsewhere (offloaded, or float32 beside bfloat16 parameters) stays.
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import threading
@@ -24,29 +25,27 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import torch_internals as internals
 from .errors import OptimizerMismatchError
+from .patches import Patch
 
-__all__ = ["Move", "Owners", "check_optimizers", "follow", "log_moves", "reconcile"]
+__all__ = ["BIRTH", "Move", "Owners", "check_optimizers", "follow", "log_moves", "reconcile", "reconcile_all"]
 
 _log = logging.getLogger("devconv")
 
 
 class Owners:
-    """The module and the key of each of ``T`` tensors, by the tensor's id; nothing is held."""
+    """Which tensors were moved, by their ids, and the modules they stood in; nothing is held.
 
-    def __init__(self, tensors: Sequence[Tensor], homes: Sequence[tuple[nn.Module, str]], keys: Sequence[str]) -> None:
-        self.places = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
+    An optimizer holds its parameters, so an id still means the same object to one that is older than the move. (A weak
+    reference to a parameter would tell for sure, and forbid stock torch's own swap.)
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], homes: Sequence[tuple[nn.Module, str]]) -> None:
+        self.ids = frozenset(map(id, tensors))
         self._modules = list(map(weakref.ref, map(itemgetter(0), homes)))
-        self._keys = list(keys)
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether this very object stands where one of them stood: its id may have passed to another one since."""
-        place = self.places.get(id(tensor))
-        module = None if place is None else self._modules[place]()
-        if place is None or module is None:
-            return False
-        key = self._keys[place]
-        # A buffer that requires a gradient is trained like a parameter.
-        return internals.parameters_of(module).get(key) is tensor or internals.buffers_of(module).get(key) is tensor
+        """Whether this tensor was moved."""
+        return id(tensor) in self.ids
 
     def are_gone(self) -> bool:
         """Whether none of the modules is alive."""
@@ -85,6 +84,7 @@ _moves: list[tuple[int, Move]] = []
 """In order, each with the number of its conversion."""
 _number = 0
 _seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+"""The conversion that an optimizer was brought up to, or was made after."""
 _hook: torch.utils.hooks.RemovableHandle | None = None
 
 
@@ -112,8 +112,13 @@ def log_moves(moves: list[Move], *, automatic: bool) -> Callable[[], None]:
 
         _number += 1
         # A round trip that is made again and again is one entry: what counts is the last time.
+        gone = [number for number, old in _moves if old.is_gone()]
+        # The parameters may outlive their module, in an optimizer or on another module: the last ones are kept.
+        oldest = gone[-KEPT] if len(gone) > KEPT else 0
         _moves[:] = [
-            (number, old) for number, old in _moves if not (old.is_gone() or any(_covers(new, old) for new in moves))
+            (number, old)
+            for number, old in _moves
+            if not ((old.is_gone() and number < oldest) or any(_covers(new, old) for new in moves))
         ]
         successors = {number: new for move in moves for number, (_, new) in move.successors.items()}
         if successors:
@@ -126,6 +131,24 @@ def log_moves(moves: list[Move], *, automatic: bool) -> Callable[[], None]:
         return undo
 
 
+KEPT = 16
+"""Moves that are remembered although all their modules are gone."""
+
+
+def _born(stock: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def init(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
+        with _lock:
+            _seen.setdefault(self, _number)
+
+    return init
+
+
+BIRTH = Patch(Optimizer, "__init__", _born)
+"""Notes when an optimizer is made: what it keeps elsewhere than its parameters, made after a move, it keeps on purpose."""
+
+
 def _skip_generation(successors: dict[int, weakref.ref[Tensor]]) -> None:
     """A parameter that was overwritten before has a new successor: nobody need hold the one in between."""
     for _, move in _moves:
@@ -136,9 +159,7 @@ def _skip_generation(successors: dict[int, weakref.ref[Tensor]]) -> None:
 
 def _covers(new: Move, old: Move) -> bool:
     return (
-        not old.successors
-        and (new.device, new.dtype) == (old.device, old.dtype)
-        and new.owners.places.keys() == old.owners.places.keys()
+        not old.successors and (new.device, new.dtype) == (old.device, old.dtype) and new.owners.ids == old.owners.ids
     )
 
 
@@ -162,8 +183,27 @@ def follow(*optimizers: Optimizer) -> None:
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise OptimizerMismatchError(optimizer, "is no torch.optim.Optimizer")
-    for optimizer in optimizers:
-        reconcile(optimizer)
+    reconcile_all(optimizers, [])
+
+
+def reconcile_all(optimizers: Iterable[Optimizer], notes: list[str]) -> Callable[[], None]:
+    """`reconcile` for several: all of them, or none.
+
+    Returns:
+        A function that takes everything back; it may be called more than once.
+    """
+    undos: list[Callable[[], None]] = []
+
+    def undo() -> None:
+        for take_back in reversed(undos):
+            take_back()
+
+    try:
+        undos.extend(reconcile(optimizer, notes) for optimizer in optimizers)
+    except BaseException:
+        undo()
+        raise
+    return undo
 
 
 def optimizers_alive() -> list[Optimizer]:
@@ -231,7 +271,7 @@ def reconcile(optimizer: Optimizer, notes: list[str] | None = None) -> Callable[
 
 def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
     for group in optimizer.param_groups:
-        moved: list[tuple[Tensor, set[tuple[torch.device, torch.dtype]]]] = []
+        moved: list[tuple[Tensor, Places]] = []
         for position, parameter in enumerate(group["params"]):
             current, places = _trace(parameter, since)
             if not places:
@@ -246,6 +286,10 @@ def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
             continue
         # First, since it decides where `step` belongs.
         _unfuse(optimizer, group, notes)
+        if isinstance(optimizer, torch.optim.LBFGS):
+            # The first parameter's state is that of all of them, flat, in the dtype that they have in common.
+            everywhere: Places = set().union(*(places for _, places in moved))
+            moved = [(parameter, everywhere) for parameter, _ in moved]
         for parameter, places in moved:
             state: dict[str, Any] = optimizer.state.get(parameter, {})
             for key, value in list(state.items()):
@@ -253,9 +297,12 @@ def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
         _carry_options(group, {device for _, places in moved for device, _ in places})
 
 
-def _trace(parameter: Tensor, since: int) -> tuple[Tensor, set[tuple[torch.device, torch.dtype]]]:
+Places = set[tuple[torch.device, torch.dtype]]
+
+
+def _trace(parameter: Tensor, since: int) -> tuple[Tensor, Places]:
     """What a parameter is now, and where it has been since a move."""
-    places: set[tuple[torch.device, torch.dtype]] = set()
+    places: Places = set()
     for number, move in _moves:
         if move.took(parameter):
             if number > since:
@@ -283,9 +330,7 @@ def _unfuse(optimizer: Optimizer, group: dict[str, Any], notes: list[str]) -> No
         _log.warning(note)
 
 
-def _carry(
-    value: Any, parameter: Tensor, places: set[tuple[torch.device, torch.dtype]], group: dict[str, Any], key: str
-) -> Any:
+def _carry(value: Any, parameter: Tensor, places: Places, group: dict[str, Any], key: str) -> Any:
     """State where its parameter is, recursively: LBFGS keeps tensors in lists."""
     if isinstance(value, Tensor):
         return _carry_tensor(value, parameter, places, group, key)
@@ -297,9 +342,7 @@ def _carry(
     return value
 
 
-def _carry_tensor(
-    value: Tensor, parameter: Tensor, places: set[tuple[torch.device, torch.dtype]], group: dict[str, Any], key: str
-) -> Tensor:
+def _carry_tensor(value: Tensor, parameter: Tensor, places: Places, group: dict[str, Any], key: str) -> Tensor:
     if key == "step":
         # torch keeps it on the host, unless the kernels read it: there a device-side step is slow (pytorch#74424).
         on_device = group.get("capturable") or group.get("fused")

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from . import conversion, flag
+from . import conversion, flag, following
 from . import torch_internals as internals
 from .lazy.patches import lazy_patches
 from .patches import Patch
@@ -36,7 +36,12 @@ def _door(name: str) -> Callable[[Any], Any]:
 
 def _table() -> tuple[Patch, ...]:
     doors = (name for name in internals.DOORS if hasattr(nn.Module, name))
-    return (conversion.APPLY, *(Patch(nn.Module, name, _door(name)) for name in doors), *lazy_patches())
+    return (
+        conversion.APPLY,
+        following.BIRTH,
+        *(Patch(nn.Module, name, _door(name)) for name in doors),
+        *lazy_patches(),
+    )
 
 
 _lock = threading.RLock()

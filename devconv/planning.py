@@ -227,9 +227,7 @@ class _Planner:
                 key = (tensor.device, tensor.dtype, entry.parameter, entry.owner is None, tensor.is_inference())
                 known = memo.get(key)
                 if known is not None and (
-                    known.route is keep
-                    or not entry.parameter
-                    or use_count(tensor) == (1 if entry.owner is None else _GRAD_USES)
+                    known.route is keep or not entry.parameter or use_count(tensor) == entry.uses
                 ):
                     entry.decision = known
                     continue
@@ -278,7 +276,7 @@ class _Planner:
     def examine(self, entry: Entry) -> None:
         """Find out what besides Python holds a parameter."""
         tensor = entry.tensor
-        extra = internals.use_count(tensor) - (1 if entry.owner is None else _GRAD_USES)
+        extra = internals.use_count(tensor) - entry.uses
         if extra <= 0 or entry.script:
             # TorchScript holds its own tensors, and those are updated in place or refused.
             return
@@ -298,10 +296,6 @@ def _alike(crowd: Crowd) -> list[Crowd]:
     """A crowd by device and dtype."""
     places = dict.fromkeys(crowd.places)
     return [crowd] if len(places) == 1 else [crowd.where(map(eq, crowd.places, repeat(place))) for place in places]
-
-
-_GRAD_USES = 2
-"""A gradient is held by Python's object and by its parameter."""
 
 
 _works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype, bool], bool] = {}

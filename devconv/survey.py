@@ -206,6 +206,9 @@ def _take(inventory: Inventory, chosen: set[int] | None) -> None:
                 entry = by_id.get(id(tensor))
                 if entry is not None:
                     _again(entry, Slot(home, table, key), is_parameter, inside)
+                    if is_parameter and entry.grad is None and entry.kind is not Kind.LAZY and tensor.grad is not None:
+                        # Met as a buffer first.
+                        _add_grad(inventory, entry, tensor.grad)
                     continue
                 entry = Entry(tensor, home, table, key)
                 entry.position, entry.inside, entry.script = position, inside, script
@@ -337,7 +340,10 @@ def _learned(inventory: Inventory, entry: Entry) -> None:
 
 def _add_grad(inventory: Inventory, owner: Entry, grad: Tensor) -> None:
     entry = inventory.by_id.get(id(grad))
-    if entry is None:
+    if entry is not None:
+        # Registered too, or the gradient of several: it stays the object that it is.
+        entry.parameter = True
+    else:
         entry = inventory.by_id[id(grad)] = Entry(grad, owner.home, owner.table, owner.key)
         entry.owner = owner
         entry.inside, entry.position = owner.inside, owner.position
@@ -347,6 +353,7 @@ def _add_grad(inventory: Inventory, owner: Entry, grad: Tensor) -> None:
             # Kept by create_graph: its own graph goes along.
             entry.kind = Kind.CUSTOM
         inventory.entries.append(entry)
+    entry.uses += 1
     owner.grad = entry
     inventory.graded = True
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -126,3 +128,56 @@ def test_places_where_none_stands_are_passed_over() -> None:
     crowds = _surveyed(model).crowds
 
     assert [name for crowd in crowds for name in crowd.names()] == ["0.weight", "1.weight", "1.bias"]
+
+
+def test_a_table_in_an_order_of_its_own_keeps_its_values() -> None:
+    model = nn.Module()
+    table: OrderedDict[str, torch.Tensor] = OrderedDict(a=torch.zeros(2), b=torch.ones(3))
+    table.move_to_end("a")
+    model._buffers = table
+
+    devconv.convert(model, dtype=torch.float64)
+
+    assert {name: buffer.tolist() for name, buffer in model.named_buffers()} == {"b": [1.0] * 3, "a": [0.0] * 2}
+
+
+@pytest.mark.parametrize("target", [{"dtype": torch.float64}, {"device": "meta"}])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_gradient_that_is_a_buffer_further_up_stays_both(target: dict[str, Any], frozen: bool) -> None:
+    model = nn.Module()
+    model.layer = nn.Linear(2, 1)
+    model.layer.weight.grad = torch.ones(1, 2)
+    model.register_buffer("memory", model.layer.weight.grad)
+    model.layer.weight.requires_grad_(not frozen)
+
+    devconv.convert(model, **target)
+
+    assert model.layer.weight.grad is model.memory
+    assert model.memory.dtype is model.layer.weight.dtype
+    assert model.memory.device == model.layer.weight.device
+
+
+def test_a_frozen_parameter_that_is_a_buffer_further_up_keeps_its_gradient() -> None:
+    model = nn.Module()
+    layer = nn.Linear(2, 1)
+    layer.weight.requires_grad_(False)
+    layer.weight.grad = torch.ones(1, 2)
+    model.register_buffer("same", layer.weight)
+    model.layer = layer
+
+    devconv.convert(model, dtype=torch.float64)
+
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype is torch.float64
+    assert model.same is layer.weight
+
+
+def test_a_parameter_that_is_the_gradient_of_another_is_moved() -> None:
+    model = nn.Linear(2, 1)
+    model.slope = nn.Parameter(torch.ones(1, 2))
+    model.weight.grad = model.slope
+
+    devconv.convert(model, dtype=torch.float64)
+
+    assert model.weight.grad is model.slope
+    assert model.slope.dtype is torch.float64

@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "ghost": {"torch_internals"},
     "report": {"errors", "policy"},
     "transfer": {"torch_internals"},
-    "following": {"errors", "torch_internals"},
+    "following": {"errors", "patches", "torch_internals"},
     # The four steps.
     "entries": {"policy"},
     "crowd": {"entries", "torch_internals"},
@@ -65,7 +65,7 @@ LAYERS: dict[str, set[str]] = {
         *("commit", "entries", "errors", "flag", "following", "nested", "patches", "planning", "policy", "registry"),
         *("report", "staging", "survey", "torch_internals", "transfer"),
     },
-    "hook": {"conversion", "flag", "lazy/", "patches", "torch_internals"},
+    "hook": {"conversion", "flag", "following", "lazy/", "patches", "torch_internals"},
     "__future__": {"hook"},
     # On top of the core.
     "lazy/": {"errors", "flag", "patches", "registry", "torch_internals"},
