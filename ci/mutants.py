@@ -579,7 +579,7 @@ MUTATIONS = (
     Mutation(
         "undo: optimizers that have followed",
         "devconv/conversion.py",
-        "        commit.then(following.reconcile(optimizer, made.notes))",
+        "        following.reconcile(optimizer, made.notes, commit.then)",
         "        following.reconcile(optimizer, made.notes)",
         (_FAULTS, "-k", "in_follow"),
     ),

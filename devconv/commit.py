@@ -344,7 +344,7 @@ class Commit:
             following.Move(
                 crowd.decision.device,
                 crowd.decision.dtype,
-                following.Owners(crowd.tensors, crowd.homes),
+                following.Owners(crowd.tensors, crowd.homes, crowd.keys),
                 {},
             )
             for crowd, _ in self._crowds
@@ -356,7 +356,7 @@ class Commit:
                 cohorts.setdefault(entry.decision, []).append(entry)
         for decision, cohort in cohorts.items():
             tensors = [entry.tensor for entry in cohort]
-            owners = following.Owners(tensors, [entry.home for entry in cohort])
+            owners = following.Owners(tensors, [entry.home for entry in cohort], [entry.key for entry in cohort])
             successors = {
                 id(entry.tensor): (weakref.ref(entry.tensor), weakref.ref(self._replacement(entry)))
                 for entry in cohort

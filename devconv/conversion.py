@@ -303,14 +303,14 @@ def _enter_overriding(request: _Request, commit: Commit) -> nn.Module:
 
 
 def _follow(request: _Request, commit: Commit, made: Plan) -> None:
-    commit.then(following.log_moves(commit.moves(), automatic=flag.active()))
+    following.log_moves(commit.moves(), automatic=flag.active(), journal=commit.then)
     optimizers = list(request.optimizers)
     if flag.active() and commit.overwrote:
         # They hold objects that the model no longer has: waiting for the next step would be too late for whatever reads
         # their gradients before it, such as GradScaler and gradient clipping.
         optimizers += following.optimizers_alive()
     for optimizer in optimizers:
-        commit.then(following.reconcile(optimizer, made.notes))
+        following.reconcile(optimizer, made.notes, commit.then)
 
 
 def _run_stock(request: _Request, made: Plan, started: float) -> tuple[Report, nn.Module]:

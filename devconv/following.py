@@ -33,19 +33,24 @@ _log = logging.getLogger("devconv")
 
 
 class Owners:
-    """Which tensors were moved, by their ids, and the modules they stood in; nothing is held.
+    """The module and the key of each of ``T`` tensors, by the tensor's id; nothing is held."""
 
-    An optimizer holds its parameters, so an id still means the same object to one that is older than the move. (A weak
-    reference to a parameter would tell for sure, and forbid stock torch's own swap.)
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], homes: Sequence[tuple[nn.Module, str]]) -> None:
-        self.ids = frozenset(map(id, tensors))
+    def __init__(self, tensors: Sequence[Tensor], homes: Sequence[tuple[nn.Module, str]], keys: Sequence[str]) -> None:
+        self.places = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
         self._modules = list(map(weakref.ref, map(itemgetter(0), homes)))
+        self._keys = list(keys)
 
     def has(self, tensor: Tensor) -> bool:
-        """Whether this tensor was moved."""
-        return id(tensor) in self.ids
+        """Whether this very object was moved: its id may have passed to another one since."""
+        place = self.places.get(id(tensor))
+        module = None if place is None else self._modules[place]()
+        if place is None or module is None:
+            return False
+        key = self._keys[place]
+        if internals.parameters_of(module).get(key) is tensor or internals.buffers_of(module).get(key) is tensor:
+            return True
+        # Pruning and parametrizations give it another key, or another place below.
+        return any(other is tensor for other in (*module.parameters(), *module.buffers()))
 
     def are_gone(self) -> bool:
         """Whether none of the modules is alive."""
@@ -88,19 +93,19 @@ _seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 _hook: torch.utils.hooks.RemovableHandle | None = None
 
 
-def log_moves(moves: list[Move], *, automatic: bool) -> Callable[[], None]:
+def log_moves(
+    moves: list[Move], *, automatic: bool, journal: Callable[[Callable[[], None]], None] | None = None
+) -> None:
     """Remember where parameters have been, so that optimizers can follow.
 
     Args:
         moves: one conversion's moves.
         automatic: optimizers follow by themselves at their next step: the flag is on.
-
-    Returns:
-        A function that forgets them again; it may be called more than once.
+        journal: takes a function that forgets them again, before they are logged; it may be called more than once.
     """
     global _number, _hook
     if not moves:
-        return lambda: None
+        return
     with _lock:
         before = [(logged, dict(logged[1].successors)) for logged in _moves]
 
@@ -110,15 +115,12 @@ def log_moves(moves: list[Move], *, automatic: bool) -> Callable[[], None]:
                     move.successors.update(successors)
                 _moves[:] = [logged for logged, _ in before]
 
+        if journal is not None:
+            journal(undo)
         _number += 1
         # A round trip that is made again and again is one entry: what counts is the last time.
-        gone = [number for number, old in _moves if old.is_gone()]
-        # The parameters may outlive their module, in an optimizer or on another module: the last ones are kept.
-        oldest = gone[-KEPT] if len(gone) > KEPT else 0
         _moves[:] = [
-            (number, old)
-            for number, old in _moves
-            if not ((old.is_gone() and number < oldest) or any(_covers(new, old) for new in moves))
+            (number, old) for number, old in _moves if not (old.is_gone() or any(_covers(new, old) for new in moves))
         ]
         successors = {number: new for move in moves for number, (_, new) in move.successors.items()}
         if successors:
@@ -128,11 +130,6 @@ def log_moves(moves: list[Move], *, automatic: bool) -> Callable[[], None]:
             # It stays when the flag's scope ends: the next step may come after that, and would meet state that was
             # left behind.
             _hook = register_optimizer_step_pre_hook(_before_step)
-        return undo
-
-
-KEPT = 16
-"""Moves that are remembered although all their modules are gone."""
 
 
 def _born(stock: Callable[..., None]) -> Callable[..., None]:
@@ -159,7 +156,9 @@ def _skip_generation(successors: dict[int, weakref.ref[Tensor]]) -> None:
 
 def _covers(new: Move, old: Move) -> bool:
     return (
-        not old.successors and (new.device, new.dtype) == (old.device, old.dtype) and new.owners.ids == old.owners.ids
+        not old.successors
+        and (new.device, new.dtype) == (old.device, old.dtype)
+        and new.owners.places.keys() == old.owners.places.keys()
     )
 
 
@@ -199,7 +198,8 @@ def reconcile_all(optimizers: Iterable[Optimizer], notes: list[str]) -> Callable
             take_back()
 
     try:
-        undos.extend(reconcile(optimizer, notes) for optimizer in optimizers)
+        for optimizer in optimizers:
+            reconcile(optimizer, notes, undos.append)
     except BaseException:
         undo()
         raise
@@ -236,12 +236,17 @@ def check_optimizers(optimizers: Optimizer | Iterable[Optimizer] | None, module:
     return listed
 
 
-def reconcile(optimizer: Optimizer, notes: list[str] | None = None) -> Callable[[], None]:
+def reconcile(
+    optimizer: Optimizer,
+    notes: list[str] | None = None,
+    journal: Callable[[Callable[[], None]], None] | None = None,
+) -> Callable[[], None]:
     """Bring one optimizer up to the last move.
 
     Args:
         optimizer: any of torch.optim's.
         notes: takes a sentence about whatever the caller should know.
+        journal: takes the function that takes everything back, before anything is changed.
 
     Returns:
         A function that takes everything back; it may be called more than once.
@@ -259,6 +264,8 @@ def reconcile(optimizer: Optimizer, notes: list[str] | None = None) -> Callable[
                 else:
                     _seen[optimizer] = marked
 
+        if journal is not None:
+            journal(undo)
         try:
             with torch.no_grad():
                 _bring(optimizer, since, notes if notes is not None else [])

@@ -18,7 +18,7 @@ from .minilm import Task
 
 __all__ = ["Census", "Column", "Way", "move", "observed_routes", "train"]
 
-LEARNING_RATE = 3e-4
+LEARNING_RATE = 5e-4
 WARMUP = 3
 """Steps until the learning rate is there; it falls from then on, so that a scheduler left behind would show."""
 
