@@ -141,10 +141,13 @@ _accumulate_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 
 def set_accumulate_hooks(tensor: Tensor, hooks: dict[int, Callable[..., Any]] | None) -> None:
-    """Make `hooks` the dict that autograd reads for `tensor` after accumulating its gradient."""
-    tensor._post_accumulate_grad_hooks = None  # type: ignore[assignment]
-    if hooks is not None:
-        tensor._post_accumulate_grad_hooks = hooks
+    """Make `hooks` the dict that autograd reads for `tensor` after accumulating its gradient.
+
+    Setting None clears Python's side alone: autograd would go on reading the dict from before, so it gets an empty one.
+    """
+    tensor._post_accumulate_grad_hooks = {} if hooks is None else hooks
+    if hooks is None:
+        tensor._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
 
 _HAS_GRAD_DTYPE = hasattr(Tensor, "grad_dtype")

@@ -87,8 +87,12 @@ class Scene:
         )
 
     def trains(self) -> None:
-        """The model is not only as it was to look at: it converts at last, and trains."""
+        """The model is not only as it was to look at: its old graph runs, it converts at last, and trains."""
+        kept = record(self.model, [])
         self.live.backward()
+        assert [
+            name for name in differences(kept, record(self.model, [])) if " value:" in name and "grad" not in name
+        ] == []
         self.convert()
         assert self.is_whole()
         if self.conversion.has_values:

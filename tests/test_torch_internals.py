@@ -363,3 +363,15 @@ def test_a_modules_tables_are_in_its_dict():
 
     assert all(one is other for one, other in zip(found, internals.tables_by_attribute(layer), strict=True))
     assert found[0] is internals.parameters_of(layer)
+
+
+def test_taking_accumulation_hooks_away_takes_them_from_autograd_too():
+    fired = []
+    parameter = nn.Parameter(torch.ones(1))
+    internals.set_accumulate_hooks(parameter, {0: fired.append})
+
+    internals.set_accumulate_hooks(parameter, None)
+    parameter.sum().backward()
+
+    assert fired == []
+    assert internals.accumulate_hooks(parameter) is None
