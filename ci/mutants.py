@@ -374,15 +374,15 @@ MUTATIONS = (
     Mutation(
         "gradient hooks are linked again after a swap",
         "devconv/commit.py",
-        "            if hooks is not None:\n                internals.set_backward_hooks(tensor, hooks)\n            hooks = accumulate_hooks(tensor)",
-        "            hooks = accumulate_hooks(tensor)",
+        "    if hooks is not None:\n        internals.set_backward_hooks(tensor, hooks)\n    hooks = internals.accumulate_hooks(tensor)",
+        "    hooks = internals.accumulate_hooks(tensor)",
         _in("hooks", k="swap-flag"),
     ),
     Mutation(
         "accumulation hooks are linked again after a swap",
         "devconv/commit.py",
-        "            if hooks is not None:\n                internals.set_accumulate_hooks(tensor, hooks)\n            if entry.live",
-        "            if entry.live",
+        "    if hooks is not None:\n        internals.set_accumulate_hooks(tensor, hooks)\n\n\ndef carry_attributes",
+        "\n\ndef carry_attributes",
         _in("hooks", k="swap-flag"),
     ),
     Mutation(
@@ -525,6 +525,13 @@ MUTATIONS = (
         "devconv/commit.py",
         "    if internals.impl_of(tensor) != before:\n        internals.swap_impl(tensor, staged)",
         "",
+        (_FAULTS, "-k", "in_follow and swap"),
+    ),
+    Mutation(
+        "undo: autograd lets go of a ghost's delivery",
+        "devconv/torch_internals.py",
+        "    tensor._post_accumulate_grad_hooks = {} if hooks is None else hooks\n",
+        "    tensor._post_accumulate_grad_hooks = hooks\n",
         (_FAULTS, "-k", "in_follow and swap"),
     ),
     Mutation(

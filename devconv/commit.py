@@ -135,7 +135,6 @@ class Commit:
 
     def _swap(self, entries: list[Entry]) -> None:
         done, impl_of, swap_impl, plain = self._done, internals.impl_of, internals.swap_impl, Kind.PLAIN
-        backward_hooks, accumulate_hooks = internals.backward_hooks, internals.accumulate_hooks
         chose_grad_dtype = internals.chose_grad_dtype
         bodies = bool(entries) and _has_bodies(entries[0])
         for entry in entries:
@@ -155,13 +154,7 @@ class Commit:
                 raise
             if entry.kind is not plain:
                 self._carry_result(entry, staged)
-            # Autograd must read the hook dicts that stayed with the object; they were registered on the old TensorImpl.
-            hooks = backward_hooks(tensor)
-            if hooks is not None:
-                internals.set_backward_hooks(tensor, hooks)
-            hooks = accumulate_hooks(tensor)
-            if hooks is not None:
-                internals.set_accumulate_hooks(tensor, hooks)
+            _relink(tensor)
             if entry.live and tensor.requires_grad:
                 ghost.attach(staged, tensor)
                 self.ghosts += 1

@@ -185,25 +185,16 @@ def follow(*optimizers: Optimizer) -> None:
     reconcile_all(optimizers, [])
 
 
-def reconcile_all(optimizers: Iterable[Optimizer], notes: list[str]) -> Callable[[], None]:
-    """`reconcile` for several: all of them, or none.
-
-    Returns:
-        A function that takes everything back; it may be called more than once.
-    """
+def reconcile_all(optimizers: Iterable[Optimizer], notes: list[str]) -> None:
+    """`reconcile` for several: all of them, or none."""
     undos: list[Callable[[], None]] = []
-
-    def undo() -> None:
-        for take_back in reversed(undos):
-            take_back()
-
     try:
         for optimizer in optimizers:
             reconcile(optimizer, notes, undos.append)
     except BaseException:
-        undo()
+        for undo in reversed(undos):
+            undo()
         raise
-    return undo
 
 
 def optimizers_alive() -> list[Optimizer]:

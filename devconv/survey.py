@@ -70,10 +70,6 @@ class Inventory:
             self.entries.sort(key=attrgetter("position"))
         self.crowds = []
 
-    def ties(self) -> Iterator[Entry]:
-        """Entries that stand in more than one place."""
-        return (entry for entry in self.entries if entry.more)
-
     def batches(self, limit: int) -> Iterator[list[Entry]]:
         """The entries in batches of at most `limit` bytes (or one entry), those of a group or a gradient together."""
         batch: list[Entry] = []

@@ -107,7 +107,7 @@ class JaxBackend(Backend):
         dtypes: Sequence[torch.dtype] | None = None,
         non_blocking: bool = False,
     ) -> list[Tensor]:
-        wanted = dtypes if dtypes is not None else [tensor.dtype for tensor in tensors]
+        wanted = _dtypes_of(tensors) if dtypes is None else dtypes
         with torch.no_grad():
             arrays = [self._to_numpy(tensor, dtype) for tensor, dtype in zip(tensors, wanted, strict=True)]
         with self._jax.enable_x64(True):
@@ -120,8 +120,8 @@ class JaxBackend(Backend):
         dtypes: Sequence[torch.dtype] | None = None,
         non_blocking: bool = False,
     ) -> list[Tensor]:
-        wanted = dtypes if dtypes is not None else [tensor.dtype for tensor in tensors]
-        held = [tensor.dtype for tensor in tensors]
+        held = _dtypes_of(tensors)
+        wanted = held if dtypes is None else dtypes
         arrays = self._jax.device_get([_array_of(tensor) for tensor in tensors])
         with torch.no_grad():
             return [_from_numpy(array, here).to(dtype) for array, here, dtype in zip(arrays, held, wanted, strict=True)]
@@ -136,7 +136,7 @@ class JaxBackend(Backend):
     ) -> list[Tensor]:
         from torchax.ops.mappings import t2j_dtype
 
-        wanted = dtypes if dtypes is not None else [tensor.dtype for tensor in tensors]
+        wanted = _dtypes_of(tensors) if dtypes is None else dtypes
         with self._jax.enable_x64(True):
             return [
                 self._tensor(self._jax.numpy.array(_array_of(tensor), t2j_dtype(dtype), copy=True), self._environment)
@@ -163,6 +163,10 @@ class JaxBackend(Backend):
         if integers is None:
             return values.numpy()
         return values.view(integers).numpy().view(_numpy_name(dtype, self._jax))
+
+
+def _dtypes_of(tensors: Sequence[Tensor]) -> list[torch.dtype]:
+    return [tensor.dtype for tensor in tensors]
 
 
 def _numpy_name(dtype: torch.dtype, jax: Any) -> Any:
