@@ -110,13 +110,6 @@ MUTATIONS = (
     ),
     # -- the crowd
     Mutation(
-        "ties: a tensor that stands in two places is no part of the crowd",
-        "devconv/survey.py",
-        "    if len(set(ids)) < len(ids):",
-        "    if False:",
-        _in("ties", k="flag"),
-    ),
-    Mutation(
         "view groups are no part of the crowd",
         "devconv/survey.py",
         "    if len(set(storages)) < len(storages) or not taken.isdisjoint(storages):",
@@ -147,9 +140,16 @@ MUTATIONS = (
     Mutation(
         "a crowd is of one device and dtype",
         "devconv/planning.py",
-        "    return [crowd] if len(places) == 1 else",
-        "    return [crowd] if places else",
+        "            for alike in _parted(crowd, crowd.places)\n",
+        "            for alike in [crowd]\n",
         _in("values", "identity", k="flag"),
+    ),
+    Mutation(
+        "a crowd's parameters that were made under inference mode are swapped",
+        "devconv/planning.py",
+        "        parts = _parted(crowd, list(map(Tensor.is_inference, crowd.tensors)))\n",
+        "        parts = [crowd]\n",
+        ("tests/test_crowd.py", "-k", "inference"),
     ),
     Mutation(
         "a crowd's requires_grad goes along in a swap",
@@ -180,13 +180,6 @@ MUTATIONS = (
         (_FAULTS, "-k", "crowd and swap"),
     ),
     Mutation(
-        "undo: a crowd's hooks",
-        "devconv/commit.py",
-        "    for tensor in internals.with_hooks(crowd.tensors):\n        _relink(tensor)\n",
-        "",
-        (_FAULTS, "-k", "crowd and swap"),
-    ),
-    Mutation(
         "undo: a crowd's set-data",
         "devconv/commit.py",
         "        tensor.data = data\n",
@@ -196,7 +189,7 @@ MUTATIONS = (
     Mutation(
         "undo: a crowd's overwritten buffers",
         "devconv/commit.py",
-        "    for table, key, tensor in zip(crowd.tables, crowd.keys, before, strict=True):\n        table[key] = tensor",
+        "    crowd.put(before)",
         "    return",
         (_FAULTS, "-k", "crowd"),
     ),
@@ -205,7 +198,7 @@ MUTATIONS = (
         "devconv/commit.py",
         "            if crowd.parameter\n",
         "            if False\n",
-        _in("optimizers", k="float64-flag"),
+        ("tests/test_crowd.py", "-k", "optimizer"),
     ),
     # -- the plan
     Mutation(

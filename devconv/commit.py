@@ -130,8 +130,7 @@ class Commit:
             if vars(tensor):
                 carry_attributes(tensor, staged)
         self._crowds.append((crowd, crowd.tensors))
-        for table, key, staged in zip(crowd.tables, crowd.keys, crowd.staged, strict=True):
-            table[key] = staged
+        crowd.put(crowd.staged)
 
     def _swap(self, entries: list[Entry]) -> None:
         done, impl_of, swap_impl, plain = self._done, internals.impl_of, internals.swap_impl, Kind.PLAIN
@@ -337,7 +336,7 @@ class Commit:
             following.Move(
                 crowd.decision.device,
                 crowd.decision.dtype,
-                following.Owners(crowd.tensors, crowd.homes, crowd.keys),
+                following.Owners(crowd.tensors, crowd.homes, crowd.owners, crowd.keys),
                 {},
             )
             for crowd, _ in self._crowds
@@ -349,7 +348,8 @@ class Commit:
                 cohorts.setdefault(entry.decision, []).append(entry)
         for decision, cohort in cohorts.items():
             tensors = [entry.tensor for entry in cohort]
-            owners = following.Owners(tensors, [entry.home for entry in cohort], [entry.key for entry in cohort])
+            homes, keys = [entry.home for entry in cohort], [entry.key for entry in cohort]
+            owners = following.Owners(tensors, homes, range(len(cohort)), keys)
             successors = {
                 id(entry.tensor): (weakref.ref(entry.tensor), weakref.ref(self._replacement(entry)))
                 for entry in cohort
@@ -469,8 +469,6 @@ def _undo_swap_crowd(crowd: Crowd, before: list[int]) -> None:
     for tensor, staged, impl in zip(crowd.tensors, crowd.staged, before, strict=True):
         if internals.impl_of(tensor) != impl:
             internals.swap_impl(tensor, staged)
-    for tensor in internals.with_hooks(crowd.tensors):
-        _relink(tensor)
 
 
 def _undo_set_data_crowd(crowd: Crowd, before: list[Tensor]) -> None:
@@ -479,8 +477,7 @@ def _undo_set_data_crowd(crowd: Crowd, before: list[Tensor]) -> None:
 
 
 def _undo_overwrite_crowd(crowd: Crowd, before: list[Tensor]) -> None:
-    for table, key, tensor in zip(crowd.tables, crowd.keys, before, strict=True):
-        table[key] = tensor
+    crowd.put(before)
 
 
 def _undo_full_swap(entry: Entry, before: int | None) -> None:

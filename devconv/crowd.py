@@ -7,8 +7,7 @@ step of a conversion, costs as much as sending them; a column goes through C's o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, compress, repeat
-from operator import add, itemgetter, methodcaller
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -20,9 +19,8 @@ from .entries import QUANTISED, Decision, Entry, Home, Table
 __all__ = ["Crowd"]
 
 
-_NONE = id(None)
-_NOWHERE = torch.device("meta")
-_COLUMNS = ("tensors", "homes", "tables", "keys", "positions", "places", "numels", "contiguous", "storages")
+_NOWHERE = torch.device("meta"), torch.float32
+_COLUMNS = ("tensors", "keys", "owners", "positions", "places", "numels", "contiguous", "storages")
 
 
 class Crowd:
@@ -31,10 +29,11 @@ class Crowd:
 
     Attributes:
         parameter: they are parameters; plain buffers otherwise.
+        homes: ``M`` modules, each with its prefix.
+        tables: the table of each module.
         tensors: ``T`` tensors.
-        homes: the module of each, and its prefix.
-        tables: the table of each.
         keys: the key of each in its table.
+        owners: the place in `homes` and `tables` of the module of each.
         positions: the number of each in the walk.
         places: the device and dtype of each, after `examine`.
         numels: the number of elements of each, after `examine`.
@@ -49,26 +48,16 @@ class Crowd:
     def __init__(
         self,
         parameter: bool,
-        homes: Sequence[Home] = (),
-        tables: Sequence[Table] = (),
-        firsts: Sequence[int] = (),
+        homes: Sequence[Home],
+        tables: Sequence[Table],
     ) -> None:
-        """All that stands in some tables of one kind.
-
-        Args:
-            parameter: they are tables of parameters.
-            homes: the module of each table, and its prefix.
-            tables: ``M`` tables; what is None in them counts too, see `present`.
-            firsts: the number of the first tensor of each in the walk.
-        """
         self.parameter = parameter
-        sizes = list(map(len, tables))
-        flat = chain.from_iterable
-        self.tensors: list[Tensor] = list(flat(map(methodcaller("values"), tables)))
-        self.homes: list[Home] = list(flat(map(repeat, homes, sizes)))
-        self.tables: list[Table] = list(flat(map(repeat, tables, sizes)))
-        self.keys: list[str] = list(flat(tables))
-        self.positions: list[int] = list(flat(map(range, firsts, map(add, firsts, sizes))))
+        self.homes = homes
+        self.tables = tables
+        self.tensors: list[Tensor] = []
+        self.keys: list[str] = []
+        self.owners: list[int] = []
+        self.positions: list[int] = []
         self.places: list[tuple[torch.device, torch.dtype]] = []
         self.numels: list[int] = []
         self.contiguous: list[bool] = []
@@ -78,11 +67,21 @@ class Crowd:
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def present(self) -> Crowd:
-        """Without the places where None stands."""
-        # By identity: a tensor answers a comparison with None by a computation.
-        ids = list(map(id, self.tensors))
-        return self.where(ident != _NONE for ident in ids) if _NONE in ids else self
+    def fill(self, firsts: Iterable[int]) -> Crowd:
+        """Take in all that stands in the tables.
+
+        Args:
+            firsts: the number of the first tensor of each table in the walk; None counts as one.
+        """
+        tensors, keys, owners, positions = self.tensors, self.keys, self.owners, self.positions
+        for owner, (first, table) in enumerate(zip(firsts, self.tables, strict=True)):
+            for position, (key, tensor) in enumerate(table.items(), first):
+                if tensor is not None:
+                    tensors.append(tensor)
+                    keys.append(key)
+                    owners.append(owner)
+                    positions.append(position)
+        return self
 
     def examine(self) -> set[int]:
         """Look at every tensor, once: thousands of them do not fit into the processor's cache.
@@ -93,18 +92,23 @@ class Crowd:
         special: set[int] = set()
         parameter, cls = self.parameter, Parameter if self.parameter else Tensor
         strided, quantised = torch.strided, QUANTISED
+        place = _NOWHERE
+        device, dtype = place
         use_count, chose_grad_dtype, storage_of = internals.use_count, internals.chose_grad_dtype, internals.storage_of
         for tensor in self.tensors:
             if type(tensor) is not cls or tensor.layout is not strided:
                 # Not asked any further: a lazy parameter has no gradient to ask for, a sparse one no storage.
                 special.add(id(tensor))
-                self.places.append((_NOWHERE, torch.float32))
+                self.places.append(_NOWHERE)
                 self.numels.append(0)
                 self.contiguous.append(True)
                 self.storages.append(0)
                 continue
-            grad, dtype = tensor.grad, tensor.dtype
-            self.places.append((tensor.device, dtype))
+            grad = tensor.grad
+            if tensor.dtype is not dtype or tensor.device != device:
+                # One object for all that are in one place: see _walk.
+                place = device, dtype = tensor.device, tensor.dtype
+            self.places.append(place)
             self.numels.append(tensor.numel())
             self.contiguous.append(tensor.is_contiguous())
             self.storages.append(storage_of(tensor))
@@ -112,33 +116,39 @@ class Crowd:
                 special.add(id(tensor))
                 special.add(id(grad))
             elif (
-                ((use_count(tensor) != 1 or chose_grad_dtype(tensor)) if parameter else tensor.requires_grad)
-                or dtype in quantised
-                or tensor.is_inference()
-            ):
+                (use_count(tensor) != 1 or chose_grad_dtype(tensor)) if parameter else tensor.requires_grad
+            ) or dtype in quantised:
                 special.add(id(tensor))
         return special
 
     def where(self, chosen: Iterable[object]) -> Crowd:
         """Those of them for which `chosen`, a value for each, is true."""
         mask = list(chosen)
-        part = Crowd(self.parameter)
+        part = Crowd(self.parameter, self.homes, self.tables)
         for column in _COLUMNS:
             setattr(part, column, list(compress(getattr(self, column), mask)))
         return part
 
     def names(self) -> list[str]:
         """Their full names, as in ``named_parameters()``."""
-        return list(map(add, map(itemgetter(1), self.homes), self.keys))
+        return [self.homes[owner][1] + key for owner, key in zip(self.owners, self.keys, strict=True)]
 
     def entries(self) -> list[Entry]:
         """The same as objects, one for each."""
-        made = list(map(Entry, self.tensors, self.homes, self.tables, self.keys))
-        for entry, position in zip(made, self.positions, strict=True):
+        made = []
+        for tensor, key, owner, position in zip(self.tensors, self.keys, self.owners, self.positions, strict=True):
+            entry = Entry(tensor, self.homes[owner], self.tables[owner], key)
             entry.position = position
             entry.parameter = self.parameter
+            made.append(entry)
         return made
+
+    def put(self, tensors: Iterable[Tensor]) -> None:
+        """Let each of ``T`` tensors stand where the crowd's own do."""
+        tables = self.tables
+        for owner, key, tensor in zip(self.owners, self.keys, tensors, strict=True):
+            tables[owner][key] = tensor
 
     def release(self) -> None:
         """Let go of every tensor and module; a report may go on using the other columns."""
-        self.tensors, self.homes, self.tables, self.staged = [], [], [], []
+        self.homes, self.tables, self.tensors, self.staged = [], [], [], []

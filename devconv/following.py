@@ -33,17 +33,31 @@ _log = logging.getLogger("devconv")
 
 
 class Owners:
-    """The module and the key of each of ``T`` tensors, by the tensor's id; nothing is held."""
+    """The module and the key of each of ``T`` tensors, by the tensor's id; nothing is held.
 
-    def __init__(self, tensors: Sequence[Tensor], homes: Sequence[tuple[nn.Module, str]], keys: Sequence[str]) -> None:
+    Args:
+        tensors: ``T`` tensors.
+        homes: ``M`` modules, each with its prefix.
+        owners: the place in `homes` of the module of each tensor.
+        keys: the key of each in its module's table.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        homes: Sequence[tuple[nn.Module, str]],
+        owners: Sequence[int],
+        keys: Sequence[str],
+    ) -> None:
         self.places = dict(zip(map(id, tensors), range(len(tensors)), strict=True))
         self._modules = list(map(weakref.ref, map(itemgetter(0), homes)))
-        self._keys = list(keys)
+        self._owners = owners
+        self._keys = keys
 
     def has(self, tensor: Tensor) -> bool:
         """Whether this very object was moved: its id may have passed to another one since."""
         place = self.places.get(id(tensor))
-        module = None if place is None else self._modules[place]()
+        module = None if place is None else self._modules[self._owners[place]]()
         if place is None or module is None:
             return False
         key = self._keys[place]

@@ -7,7 +7,7 @@ stock torch would break.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import eq, itemgetter
@@ -110,10 +110,11 @@ def items_of(inventory: Inventory) -> Callable[[], Iterable[Item]]:
     special = [
         (entry.position, entry.names, _kind_name(entry), entry.decision, _numel(entry)) for entry in inventory.entries
     ]
+    prefixes = [prefix for _, prefix in inventory.homes]
     crowds = [
         (
             crowd.positions,
-            list(map(itemgetter(1), crowd.homes)),
+            crowd.owners,
             crowd.keys,
             "parameter" if crowd.parameter else "buffer",
             crowd.decision,
@@ -124,9 +125,9 @@ def items_of(inventory: Inventory) -> Callable[[], Iterable[Item]]:
 
     def make() -> Iterable[Item]:
         rows = list(special)
-        for positions, prefixes, keys, kind, decision, numels in crowds:
-            for position, prefix, key, numel in zip(positions, prefixes, keys, numels, strict=True):
-                rows.append((position, (prefix + key,), kind, decision, numel))
+        for positions, owners, keys, kind, decision, numels in crowds:
+            for position, owner, key, numel in zip(positions, owners, keys, numels, strict=True):
+                rows.append((position, (prefixes[owner] + key,), kind, decision, numel))
         # Stable: a gradient stays behind its owner.
         rows.sort(key=itemgetter(0))
         for _, names, kind, decision, numel in rows:
@@ -172,7 +173,7 @@ def settled(inventory: Inventory, transfer: Transfer) -> bool:
         return False
     # Tensor by tensor: thousands do not fit into the processor's cache, and are looked at once this way.
     device, dtype_for, casts = transfer.device, transfer.dtype_for, transfer.dtype is not None
-    for tables, cls in zip(inventory.tables(), (nn.Parameter, Tensor), strict=True):
+    for tables, cls in ((inventory.parameters, nn.Parameter), (inventory.buffers, Tensor)):
         for tensor in chain.from_iterable(table.values() for table in tables):
             if tensor is None:
                 continue
@@ -229,12 +230,23 @@ class _Planner:
             self.decide(entry, transfer.device, transfer.dtype_for(tensor.dtype))
             if entry.kind is plain and not entry.live:
                 memo[key] = entry.decision
-        inventory.crowds = [part for crowd in inventory.crowds for part in _alike(crowd)]
-        for crowd in inventory.crowds:
-            # What is decided of one is decided of all.
-            first = crowd.where([True]).entries()[0]
-            self.decide(first, transfer.device, transfer.dtype_for(first.tensor.dtype))
-            crowd.decision = first.decision
+        inventory.crowds = [
+            part
+            for crowd in inventory.crowds
+            for alike in _parted(crowd, crowd.places)
+            for part in self.decide_crowd(alike, transfer)
+        ]
+
+    def decide_crowd(self, crowd: Crowd, transfer: Transfer) -> list[Crowd]:
+        """What is decided of one is decided of all, in as many parts as it takes."""
+        first = crowd.where([True]).entries()[0]
+        self.decide(first, transfer.device, transfer.dtype_for(first.tensor.dtype))
+        crowd.decision = first.decision
+        if first.decision.route is not Route.SET_DATA and not first.tensor.is_inference():
+            return [crowd]
+        # Not looked at before: only to an assignment to .data does it make a difference.
+        parts = _parted(crowd, list(map(Tensor.is_inference, crowd.tensors)))
+        return parts if len(parts) == 1 else [same for part in parts for same in self.decide_crowd(part, transfer)]
 
     def decide(
         self, entry: Entry, target: torch.device | None, to_dtype: torch.dtype, same_object: bool = False
@@ -287,10 +299,10 @@ class _Planner:
             self.examined.append(entry)
 
 
-def _alike(crowd: Crowd) -> list[Crowd]:
-    """A crowd by device and dtype."""
-    places = dict.fromkeys(crowd.places)
-    return [crowd] if len(places) == 1 else [crowd.where(map(eq, crowd.places, repeat(place))) for place in places]
+def _parted(crowd: Crowd, marks: Sequence[object]) -> list[Crowd]:
+    """A crowd by a mark for each of its tensors."""
+    kinds = dict.fromkeys(marks)
+    return [crowd] if len(kinds) == 1 else [crowd.where(map(eq, marks, repeat(kind))) for kind in kinds]
 
 
 _works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype, bool], bool] = {}

@@ -23,19 +23,22 @@ from .entries import Entry, Home, Kind, Slot, Table
 __all__ = ["Inventory", "enlist", "survey", "walk"]
 
 
-Visit = tuple[Home, Table, Table, bool, bool]
-"""A module that the walk came to: its tables of parameters and buffers; whether it is reached only through modules that
-bring their own ``_apply``; whether it is scripted."""
-
-
 class Inventory:
     """Everything that a conversion of one module has to look after."""
 
     def __init__(self, module: nn.Module, recurse: bool) -> None:
         self.module = module
         self.recurse = recurse
-        self.visits: list[Visit] = []
-        """The modules that hold tensors, in the order of the walk."""
+        self.homes: list[Home] = []
+        """The modules that hold tensors, in the order of the walk, each with its prefix."""
+        self.parameters: list[Table] = []
+        """The table of parameters of each of them."""
+        self.buffers: list[Table] = []
+        """The table of buffers of each of them."""
+        self.outside = 0
+        """How many come first that are reached without passing a module that brings its own ``_apply``."""
+        self.scripts: set[int] = set()
+        """The places in `homes` of scripted modules."""
         self.entries: list[Entry] = []
         """What is special, or everything after `expand`, in the order of the walk."""
         self.crowds: list[Crowd] = []
@@ -54,10 +57,6 @@ class Inventory:
         """Why stock torch does the whole conversion right by itself; empty when it does not."""
         self.reducers: list[str] = []
         """Names of the modules that are DistributedDataParallel."""
-
-    def tables(self) -> tuple[list[Table], list[Table]]:
-        """The tables of parameters, and those of buffers, of the modules that were visited."""
-        return [visit[1] for visit in self.visits], [visit[2] for visit in self.visits]
 
     def expand(self) -> None:
         """Make an entry for every tensor: for conversions that have to look at them one by one."""
@@ -96,7 +95,8 @@ class Inventory:
                 entry.let_go()
         for crowd in self.crowds:
             crowd.release()
-        self.entries, self.by_id, self.groups, self.crowds, self.visits = [], {}, [], [], []
+        self.entries, self.by_id, self.groups, self.crowds = [], {}, [], []
+        self.homes, self.parameters, self.buffers = [], [], []
 
 
 def _family(entry: Entry) -> list[Entry]:
@@ -123,6 +123,7 @@ def walk(module: nn.Module, recurse: bool = True, *, entered: bool = False) -> I
     seen: set[int] = set()
     inner: list[Home] = []
     _walk([(module, "")], seen, inventory, inner, entered=entered)
+    inventory.outside = len(inventory.homes)
     # What only overriding modules reach comes second, so that a module reached both ways counts as reached directly.
     _walk(inner, seen, inventory, None)
     return inventory
@@ -146,7 +147,8 @@ def _walk(
     *,
     entered: bool = False,
 ) -> None:
-    visits, inside, recurse = inventory.visits, inner is None, inventory.recurse
+    homes, all_parameters, all_buffers = inventory.homes, inventory.parameters, inventory.buffers
+    recurse = inventory.recurse
     tables_and_hooks, own = internals.tables_and_hooks, internals.APPLY
     kinds: dict[type, _ModuleKind | None] = {}
     stack.reverse()
@@ -183,7 +185,12 @@ def _walk(
         if pre_hooks:
             inventory.derived.extend((module, name, make) for name, make in internals.derivations_of(module))
         if parameters or buffers:
-            visits.append((home, parameters, buffers, inside, kind is not None and kind.script))
+            # Three lists and no object for each: Python's collector counts objects, and comes by more often.
+            homes.append(home)
+            all_parameters.append(parameters)
+            all_buffers.append(buffers)
+            if kind is not None and kind.script:
+                inventory.scripts.add(len(homes) - 1)
         if children and recurse:
             stack += [(child, f"{prefix}{name}.") for name, child in reversed(children.items()) if child is not None]
 
@@ -192,9 +199,10 @@ def _take(inventory: Inventory, chosen: set[int] | None) -> None:
     """Make the entries of the tensors whose ids are `chosen`; None stands for all."""
     by_id = inventory.by_id
     position = 0
-    for home, parameters, buffers, inside, script in inventory.visits:
-        for table in (parameters, buffers):
-            is_parameter = table is parameters
+    for place, home in enumerate(inventory.homes):
+        inside, script = place >= inventory.outside, place in inventory.scripts
+        for table in (inventory.parameters[place], inventory.buffers[place]):
+            is_parameter = table is inventory.parameters[place]
             for key, tensor in table.items():
                 position += 1
                 if tensor is None or (chosen is not None and id(tensor) not in chosen):
@@ -229,20 +237,14 @@ def _enter(inventory: Inventory, entry: Entry, is_parameter: bool) -> None:
 
 def _part(inventory: Inventory) -> None:
     """Find the special tensors; the others stay together."""
-    homes = [visit[0] for visit in inventory.visits]
-    tables, others = inventory.tables()
-    sizes, rest = list(map(len, tables)), map(len, others)
-    firsts = list(accumulate(map(add, sizes, rest), initial=1))[:-1]
+    parameters, buffers = inventory.parameters, inventory.buffers
+    sizes = list(map(len, parameters))
+    firsts = list(accumulate(map(add, sizes, map(len, buffers)), initial=1))[:-1]
     crowds = [
-        Crowd(True, homes, tables, firsts).present(),
-        Crowd(False, homes, others, list(map(add, firsts, sizes))).present(),
+        Crowd(True, inventory.homes, parameters).fill(firsts),
+        Crowd(False, inventory.homes, buffers).fill(map(add, firsts, sizes)),
     ]
-    special: set[int] = set()
-    ids = [ident for crowd in crowds for ident in map(id, crowd.tensors)]
-    if len(set(ids)) < len(ids):
-        special.update(ident for ident, times in Counter(ids).items() if times > 1)
-    for crowd in crowds:
-        special |= crowd.examine()
+    special = set().union(*(crowd.examine() for crowd in crowds))
     if special:
         crowds = [_without(crowd, special) for crowd in crowds]
         _take(inventory, special)
@@ -261,7 +263,7 @@ def _without(crowd: Crowd, ids: set[int]) -> Crowd:
 
 
 def _sharing(inventory: Inventory, crowds: list[Crowd]) -> set[int]:
-    """Ids of the tensors of the crowds that share a storage with anything."""
+    """Ids of the tensors of the crowds that share a storage with anything, or stand in several places."""
     taken = {
         internals.storage_of(entry.tensor)
         for entry in inventory.entries

@@ -120,8 +120,9 @@ class CrowdScene(Scene):
         self.conversion = conversion
         layers = [nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)]
         self.model = fill(nn.Sequential(*layers)).to(conversion.source)
-        self.model[0].weight.register_hook(lambda _: None)
-        self.model[0].weight.register_post_accumulate_grad_hook(lambda _: None)
+        self.fired: list[str] = []
+        self.model[0].weight.register_hook(lambda _: self.fired.append("gradient"))
+        self.model[0].weight.register_post_accumulate_grad_hook(lambda _: self.fired.append("accumulation"))
         self.model[1].running_mean.label = "mean"
         self.optimizers = [
             torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9),
@@ -143,7 +144,9 @@ class CrowdScene(Scene):
         assert self.is_whole()
         if self.conversion.has_values:
             before = self.model[5].weight.detach().to("cpu", torch.float64).clone()
+            self.fired.clear()
             self._train(range(4, 5))
+            assert self.fired == ["gradient", "accumulation"] * len(self.optimizers)
             assert not torch.equal(self.model[5].weight.detach().to("cpu", torch.float64), before)
 
     def assert_hooks_and_ties(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import devconv
+from devconv import planning
 from devconv.survey import Inventory, survey, walk
 
 
@@ -120,6 +121,37 @@ def test_a_crowd_of_two_dtypes_is_decided_apart() -> None:
     routes = {item.names[0]: str(item.route) for item in report.items}
     assert routes["0.weight"] == "set-data"
     assert routes["2.weight"] == "keep"
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_parameters_made_under_inference_mode_are_decided_apart(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a vendor's device, where only parameters that were made outside of inference mode can be assigned to.
+    works = planning.set_data_works
+    monkeypatch.setattr(planning, "set_data_works", lambda *place, inference: not inference and works(*place))
+    with torch.inference_mode(first):
+        model = nn.Sequential(nn.Linear(2, 2))
+    with torch.inference_mode(not first):
+        model.append(nn.Linear(2, 2))
+
+    report = devconv.convert(model, dtype=torch.float64)
+
+    routes = {item.names[0]: str(item.route) for item in report.items}
+    made, others = ("0", "1") if first else ("1", "0")
+    assert (routes[f"{made}.weight"], routes[f"{others}.weight"]) == ("swap", "set-data")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+
+
+def test_an_optimizer_follows_a_crowd() -> None:
+    model = _plain()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 2)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert _surveyed(model).entries == []
+
+    devconv.convert(model, dtype=torch.float64, optimizers=optimizer)
+
+    assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.float64}
 
 
 def test_places_where_none_stands_are_passed_over() -> None:

@@ -159,8 +159,7 @@ def test_a_dropped_model_leaves_the_log():
 
 def test_another_parameter_at_the_same_address_is_not_taken_for_the_old_one():
     model, stranger = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
-    homes = [(model, "")] * 2
-    owners = following.Owners([model.weight, stranger], homes, ["weight", "bias"])
+    owners = following.Owners([model.weight, stranger], [(model, "")], [0, 0], ["weight", "bias"])
     move = following.Move(torch.device("cpu"), torch.float32, owners, {})
 
     assert move.took(model.weight)
