@@ -345,8 +345,8 @@ MUTATIONS = (
     Mutation(
         "derived weights are set aside with their graph",
         "devconv/conversion.py",
-        "        if isinstance(vars(module).get(name), Tensor)\n",
-        "        if False\n",
+        "            if isinstance(value, Tensor):\n                derived",
+        "            if False:\n                derived",
         _in("parametrizations", k="old and flag"),
     ),
     Mutation(
@@ -693,9 +693,23 @@ MUTATIONS = (
     Mutation(
         "a patch on top is left alone",
         "devconv/patches.py",
-        "            if self._holders > 0 or vars(self.target).get(self.name) is not self._replacement:",
-        "            if self._holders > 0:",
+        "self._replacement is not None and vars(self.target).get(self.name) is self._replacement\n",
+        "self._replacement is not None\n",
         _in("flag", k="on_top"),
+    ),
+    Mutation(
+        "an interrupt while a patch is installed takes it out",
+        "devconv/patches.py",
+        "        try:\n            self.hold(holder)\n            yield",
+        "        self.hold(holder)\n        try:\n            yield",
+        ("tests/test_patches.py",),
+    ),
+    Mutation(
+        "that a conversion runs is forgotten with its context",
+        "devconv/contexts.py",
+        "    return copy_context().run(run)",
+        "    return run()",
+        (_FAULTS, "-k", "crowd and follow"),
     ),
     Mutation(
         "a scope belongs to its context",
@@ -767,6 +781,8 @@ def main(arguments: list[str]) -> int:
         for mutation in MUTATIONS
         if mutation.lane == lane and (not words or any(word in mutation.mechanism for word in words))
     ]
+    if not chosen:
+        raise SystemExit(f"no mutation of the lane {lane} has one of {words} in its mechanism")
     environment = os.environ | dict(LANES[lane].variables) | {"DEVCONV_LANE": lane}
     survivors = []
     with tempfile.TemporaryDirectory() as folder:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from . import flag, following, registry
 from . import torch_internals as internals
 from .commit import Commit
+from .contexts import run_with
 from .entries import Entry, Kind
 from .errors import ConversionError, ConversionRefused, NotAModuleError, PartialConversionError
 from .nested import move_nested
@@ -252,10 +253,8 @@ def _carry_out(
         derived: attributes that have to fit what stays converted.
     """
     commit = Commit(made.inventory, request.fn, lambda entry, result: decide_result(made, entry, result))
-    token = None
     try:
-        token = _running.set(commit)
-        returned = steps(commit)
+        returned = run_with(_running, commit, lambda: steps(commit))
     except BaseException as error:
         # Here and not in a function: Python delivers interrupts at the entry of functions, also of one that would
         # catch them.
@@ -274,9 +273,6 @@ def _carry_out(
             error.add_note(f"converted before it, with atomic=False: {', '.join(converted)}")
             raise
         raise PartialConversionError(converted, error) from error
-    finally:
-        if token is not None:
-            _running.reset(token)
     commit.finish()
     return commit, returned
 
@@ -315,19 +311,14 @@ def _follow(request: _Request, commit: Commit, made: Plan) -> None:
 
 def _run_stock(request: _Request, made: Plan, started: float) -> tuple[Report, nn.Module]:
     rows = items_of(made.inventory)
-    token = None
-    try:
-        token = _running.set(_STOCK)
-        # The module's own _apply, unless it is the one that is running.
-        apply = (
-            functools.partial(internals.stock_apply, request.module)
-            if request.entered
-            else getattr(request.module, internals.APPLY)
-        )
-        returned = apply(request.fn) if request.recurse else apply(request.fn, recurse=False)
-    finally:
-        if token is not None:
-            _running.reset(token)
+    # The module's own _apply, unless it is the one that is running.
+    apply = (
+        functools.partial(internals.stock_apply, request.module)
+        if request.entered
+        else getattr(request.module, internals.APPLY)
+    )
+    how = {} if request.recurse else {"recurse": False}
+    returned = run_with(_running, _STOCK, lambda: apply(request.fn, **how))
 
     def stock_rows() -> Iterable[Any]:
         from dataclasses import replace
@@ -360,12 +351,13 @@ class _Derived:
 
 @contextmanager
 def _set_aside(inventory: Inventory) -> Iterator[list[_Derived]]:
-    derived = [
-        _Derived(module, name, vars(module).pop(name), make)
-        for module, name, make in inventory.derived
-        if isinstance(vars(module).get(name), Tensor)
-    ]
+    derived: list[_Derived] = []
     try:
+        for module, name, make in inventory.derived:
+            value = vars(module).get(name)
+            if isinstance(value, Tensor):
+                derived.append(_Derived(module, name, value, make))
+                del vars(module)[name]
         yield derived
     finally:
         for attribute in derived:

@@ -46,21 +46,23 @@ def _table() -> tuple[Patch, ...]:
 
 _lock = threading.RLock()
 _patches: tuple[Patch, ...] | None = None
+_PROCESS = "the process"
+"""Who holds the patches while the flag is on for the whole process."""
 
 
-def _hold() -> None:
+def _hold(holder: object) -> None:
     global _patches
     with _lock:
         if _patches is None:
             _patches = _table()
         for patch in _patches:
-            patch.hold()
+            patch.hold(holder)
 
 
-def _release() -> None:
+def _release(holder: object) -> None:
     with _lock:
         for patch in reversed(_patches or ()):
-            patch.release()
+            patch.release(holder)
 
 
 def set_registry_conversion(value: bool) -> None:
@@ -83,9 +85,9 @@ def set_registry_conversion(value: bool) -> None:
     with _lock:
         before = flag.set_process_wide(value)
         if value and not before:
-            _hold()
+            _hold(_PROCESS)
         elif before and not value:
-            _release()
+            _release(_PROCESS)
 
 
 def get_registry_conversion() -> bool:
@@ -105,11 +107,12 @@ def registry_conversion(value: bool = True) -> Iterator[None]:
     ...     get_registry_conversion()
     True
     """
-    if value:
-        _hold()
+    holder = object()
     try:
+        if value:
+            _hold(holder)
         with flag.override(value):
             yield
     finally:
         if value:
-            _release()
+            _release(holder)

@@ -1,4 +1,4 @@
-"""Replacing a function of torch's and putting it back, counted, so that several holders can overlap."""
+"""Replacing a function of torch's and putting it back, with a list of holders, so that they can overlap."""
 
 from __future__ import annotations
 
@@ -27,16 +27,26 @@ class Patch:
     def __init__(self, target: Any, name: str, replace: Callable[[Any], Any]) -> None:
         self.target, self.name = target, name
         self._replace = replace
-        self._holders = 0
+        self._holders: set[object] = set()
         self._original: Any = None
         self._replacement: Any = None
         self._owned = False
 
-    def hold(self) -> None:
-        """Install the replacement, unless it is."""
+    @property
+    def is_held(self) -> bool:
+        """Whether anybody holds it."""
+        return bool(self._holders)
+
+    def hold(self, holder: object) -> None:
+        """Install the replacement, unless it is.
+
+        Args:
+            holder: who holds it, until the same is given to `release`. Not a count: whoever is interrupted in here cannot
+                tell whether he holds it already, and releases it in any case.
+        """
         with _lock:
-            self._holders += 1
-            if self._holders > 1:
+            self._holders.add(holder)
+            if len(self._holders) > 1:
                 return
             if self._replacement is not None and _reaches(vars(self.target).get(self.name), self._replacement):
                 # Somebody patched on top of us and kept our replacement: it is still in their chain.
@@ -46,11 +56,12 @@ class Patch:
             self._replacement = self._replace(self._original)
             setattr(self.target, self.name, self._replacement)
 
-    def release(self) -> None:
-        """Give up one hold; the last one puts the original back, unless somebody patched on top of the replacement."""
+    def release(self, holder: object) -> None:
+        """Give up a hold; the last one puts the original back, unless somebody patched on top of the replacement."""
         with _lock:
-            self._holders -= 1
-            if self._holders > 0 or vars(self.target).get(self.name) is not self._replacement:
+            self._holders.discard(holder)
+            installed = self._replacement is not None and vars(self.target).get(self.name) is self._replacement
+            if self._holders or not installed:
                 return
             if self._owned:
                 setattr(self.target, self.name, self._original)
@@ -61,11 +72,12 @@ class Patch:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold it for the body of a ``with``."""
-        self.hold()
+        holder = object()
         try:
+            self.hold(holder)
             yield
         finally:
-            self.release()
+            self.release(holder)
 
 
 def _reaches(function: Any, replacement: Any) -> bool:

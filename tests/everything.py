@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 
+import devconv
 from tests.zoo import Labelled, fill, nested
 
 
@@ -61,7 +62,7 @@ class Everything(nn.Module):
         self.encoder.register_buffer("mask", torch.ones(4))
         self.decoder.register_buffer("mask", self.encoder.mask)
         self.norm = nn.BatchNorm1d(4)
-        self.rnn = nn.GRU(4, 4, batch_first=True)
+        self.rnn = nn.LSTM(4, 4, batch_first=True)
         self.overriding = OwnTensor()
         self.flat = nn.Parameter(torch.zeros(8), requires_grad=False)
         self.piece = nn.Parameter(self.flat.detach()[2:6])
@@ -92,11 +93,11 @@ class Everything(nn.Module):
 
 
 def everything(device: torch.device | str = "cpu") -> Everything:
-    """The model with hooks and attributes on it."""
+    """The model with hooks and attributes on it, made on the host and brought to a device: only so do devices that keep
+    no strides know of its views."""
     torch.manual_seed(0)
-    with torch.device(device):
-        model = Everything()
-    fill(model)
+    model = fill(Everything())
+    devconv.convert(model, device)
     model.encoder.weight.register_hook(_harmless)
     model.encoder.weight.register_post_accumulate_grad_hook(_harmless)
     model.last.weight.register_hook(_harmless)

@@ -35,6 +35,7 @@ LAYERS: dict[str, set[str]] = {
     # Facts and rules: no step of a conversion is known here.
     "errors": set(),
     "flag": set(),
+    "contexts": set(),
     "patches": set(),
     "policy": set(),
     "torch_internals": set(),
@@ -62,13 +63,25 @@ LAYERS: dict[str, set[str]] = {
     "nested": {"staging", "transfer"},
     # The driver, and the doors to it.
     "conversion": {
-        *("commit", "entries", "errors", "flag", "following", "nested", "patches", "planning", "policy", "registry"),
+        *(
+            "commit",
+            "contexts",
+            "entries",
+            "errors",
+            "flag",
+            "following",
+            "nested",
+            "patches",
+            "planning",
+            "policy",
+            "registry",
+        ),
         *("report", "staging", "survey", "torch_internals", "transfer"),
     },
     "hook": {"conversion", "flag", "following", "lazy/", "patches", "torch_internals"},
     "__future__": {"hook"},
     # On top of the core.
-    "lazy/": {"errors", "flag", "patches", "registry", "torch_internals"},
+    "lazy/": {"contexts", "errors", "flag", "patches", "registry", "torch_internals"},
     "parallel/": {"errors", "registry", "staging", "torch_internals"},
     "distributed/": {"errors", "lazy/", "registry", "staging", "torch_internals"},
     "conformance/": {PUBLIC, "torch_internals"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import pytest
+
 from devconv.patches import Patch
 
 
@@ -28,11 +30,11 @@ def test_the_last_release_puts_the_original_s_own_object_back():
     original = vars(Base)["speak"]
     patch = Patch(Base, "speak", _louder)
 
-    patch.hold()
-    patch.hold()
-    patch.release()
+    patch.hold("one")
+    patch.hold("another")
+    patch.release("one")
     during = Base().speak()
-    patch.release()
+    patch.release("another")
 
     assert during == "base!"
     assert vars(Base)["speak"] is original
@@ -51,7 +53,7 @@ def test_an_inherited_attribute_is_inherited_again():
 def test_a_patch_on_top_of_ours_is_left_alone():
     original = vars(Base)["speak"]
     patch = Patch(Base, "speak", _louder)
-    patch.hold()
+    patch.hold("one")
     ours = vars(Base)["speak"]
 
     def theirs(self):
@@ -59,7 +61,7 @@ def test_a_patch_on_top_of_ours_is_left_alone():
 
     Base.speak = theirs
     try:
-        patch.release()
+        patch.release("one")
         assert vars(Base)["speak"] is theirs
         assert Base().speak() == "base!?"
     finally:
@@ -69,7 +71,7 @@ def test_a_patch_on_top_of_ours_is_left_alone():
 def test_a_replacement_that_somebody_wraps_is_not_installed_twice():
     original = vars(Base)["speak"]
     patch = Patch(Base, "speak", _louder)
-    patch.hold()
+    patch.hold("one")
     ours = vars(Base)["speak"]
 
     @functools.wraps(ours)
@@ -78,10 +80,25 @@ def test_a_replacement_that_somebody_wraps_is_not_installed_twice():
 
     Base.speak = theirs
     try:
-        patch.release()
-        patch.hold()
+        patch.release("one")
+        patch.hold("one")
         assert vars(Base)["speak"] is theirs
         assert Base().speak() == "base!"
     finally:
-        patch.release()
+        patch.release("one")
         Base.speak = original
+
+
+def test_an_interrupt_while_a_patch_is_installed_leaves_the_original():
+    original = vars(Base)["speak"]
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    patch = Patch(Base, "speak", interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), patch.held():
+            pass
+
+    assert vars(Base)["speak"] is original
+    assert not patch.is_held

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
 from devconv import torch_internals as internals
+from devconv.contexts import run_with
 from devconv.errors import LazyShapeError
 
 from .naming import name_in
@@ -54,14 +55,14 @@ def finish(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         Exception: whatever its `initialize_parameters` raises; the module is as lazy as before.
     """
     known = knows_its_tensors(module)
-    token = _in_progress.set(_in_progress.get() | {id(module)})
-    try:
+    batched = (_batched(module, args[0]), *args[1:]) if args else args
+
+    def steps() -> None:
         with all_or_nothing([module]), _set_aside(module, known=known):
             stay_itself(module)
-            args = (_batched(module, args[0]), *args[1:]) if args else args
-            _infer(module, args, kwargs, known=known)
-    finally:
-        _in_progress.reset(token)
+            _infer(module, batched, kwargs, known=known)
+
+    run_with(_in_progress, _in_progress.get() | {id(module)}, steps)
 
 
 def finish_loaded(module: nn.Module) -> bool:
@@ -72,8 +73,8 @@ def finish_loaded(module: nn.Module) -> bool:
     """
     if not knows_its_tensors(module) or not own_tensors(module) or any(lazy_tensors(module)):
         return False
-    token = _in_progress.set(_in_progress.get() | {id(module)})
-    try:
+
+    def steps() -> bool:
         with all_or_nothing([module]):
             stay_itself(module)
             if not settle_sizes(module):
@@ -83,9 +84,9 @@ def finish_loaded(module: nn.Module) -> bool:
             module.__dict__["initialize_parameters"] = lambda: None
             internals.infer_parameters(module, (), {})
             del module.__dict__["initialize_parameters"]
-    finally:
-        _in_progress.reset(token)
-    return True
+        return True
+
+    return run_with(_in_progress, _in_progress.get() | {id(module)}, steps)
 
 
 def _infer(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, known: bool) -> None:

@@ -252,7 +252,7 @@ def place_of(error: BaseException, names: dict[int, str]) -> tuple[str, str]:
     return module_name, line
 
 
-_NOT_THE_USERS = (Path(torch.__file__).parent, Path(__file__).parent)
+_NOT_THE_USERS = (Path(torch.__file__).parent, Path(__file__).parent.parent)
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
