@@ -92,8 +92,8 @@ class Crowd:
         special: set[int] = set()
         parameter, cls = self.parameter, Parameter if self.parameter else Tensor
         strided, quantised = torch.strided, QUANTISED
-        place = _NOWHERE
-        device, dtype = place
+        place = device, dtype = _NOWHERE
+        known = {place: place}
         use_count, chose_grad_dtype, storage_of = internals.use_count, internals.chose_grad_dtype, internals.storage_of
         for tensor in self.tensors:
             if type(tensor) is not cls or tensor.layout is not strided:
@@ -106,8 +106,9 @@ class Crowd:
                 continue
             grad = tensor.grad
             if tensor.dtype is not dtype or tensor.device != device:
-                # One object for all that are in one place: see _walk.
-                place = device, dtype = tensor.device, tensor.dtype
+                # One object for all that are in one place: Python's collector counts them.
+                place = tensor.device, tensor.dtype
+                place = device, dtype = known.setdefault(place, place)
             self.places.append(place)
             self.numels.append(tensor.numel())
             self.contiguous.append(tensor.is_contiguous())
