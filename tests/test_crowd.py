@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import devconv
-from devconv import planning
+from devconv import conversion, planning
 from devconv.survey import Inventory, survey, walk
 
 
@@ -139,6 +139,16 @@ def test_parameters_made_under_inference_mode_are_decided_apart(first: bool, mon
     made, others = ("0", "1") if first else ("1", "0")
     assert (routes[f"{made}.weight"], routes[f"{others}.weight"]) == ("swap", "set-data")
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}
+
+
+def test_a_model_that_is_there_already_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, surveyed = _plain(), []
+    monkeypatch.setattr(conversion, "survey", surveyed.append)
+
+    report = devconv.convert(model, "cpu", torch.float32)
+
+    assert surveyed == []
+    assert list(report.items) == []
 
 
 def test_an_optimizer_follows_a_crowd() -> None:
