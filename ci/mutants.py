@@ -14,8 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("devconv", "backends", "tests", "ci", "docs", "pyproject.toml", "README.md", "noxfile.py")
@@ -785,19 +788,31 @@ def main(arguments: list[str]) -> int:
         raise SystemExit(f"no mutation of the lane {lane} has one of {words} in its mechanism")
     environment = os.environ | dict(LANES[lane].variables) | {"DEVCONV_LANE": lane}
     survivors = []
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "copy"
-        copy.mkdir()
-        for name in COPIED:
-            _copy(ROOT / name, copy / name)
-        sound: set[tuple[str, ...]] = set()
-        for mutation in chosen:
-            if mutation.tests not in sound:
-                failed, outcome = _run(mutation, copy, environment)
-                if failed:
-                    raise SystemExit(f"{mutation.tests} fail without a mutation: {outcome}\n  " + "\n  ".join(failed))
-                sound.add(mutation.tests)
-            failed, outcome = _try(mutation, copy, environment)
+    workers = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(workers):
+            copy = Path(folder) / str(number)
+            copy.mkdir()
+            for name in COPIED:
+                _copy(ROOT / name, copy / name)
+            copies.put(copy)
+
+        def in_a_copy(run: Run) -> Callable[[Mutation], tuple[list[str], str]]:
+            def run_there(mutation: Mutation) -> tuple[list[str], str]:
+                copy = copies.get()
+                try:
+                    return run(mutation, copy, environment)
+                finally:
+                    copies.put(copy)
+
+            return run_there
+
+        distinct = list({mutation.tests: mutation for mutation in chosen}.values())
+        for mutation, (failed, outcome) in zip(distinct, pool.map(in_a_copy(_run), distinct), strict=True):
+            if failed:
+                raise SystemExit(f"{mutation.tests} fail without a mutation: {outcome}\n  " + "\n  ".join(failed))
+        for mutation, (failed, outcome) in zip(chosen, pool.map(in_a_copy(_try), chosen), strict=True):
             print(f"{'caught' if failed else 'SURVIVED'}  {mutation.mechanism}: {outcome}", flush=True)
             for name in failed[:3]:
                 print(f"          {name}", flush=True)
@@ -805,6 +820,9 @@ def main(arguments: list[str]) -> int:
                 survivors.append(mutation.mechanism)
     print(f"{lane}: {len(chosen) - len(survivors)} of {len(chosen)} mutations caught")
     return 1 if survivors else 0
+
+
+Run = Callable[["Mutation", Path, dict[str, str]], tuple[list[str], str]]
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ def run(lane: str, out: Path, limit: float = 1800) -> None:
 
     environment = os.environ | dict(LANES[lane].variables) | {"DEVCONV_LANE": lane}
     out.write_text("")
-    for column, modes in MODES.items():
-        for file in sorted(INVARIANTS.glob("test_*.py")):
-            records = _run_file(file, modes, environment, limit)
+    jobs = [(column, file) for column in MODES for file in sorted(INVARIANTS.glob("test_*.py"))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        outcomes = pool.map(lambda job: _run_file(job[1], MODES[job[0]], environment, limit), jobs)
+        for (column, file), records in zip(jobs, outcomes, strict=True):
             counted = Counter(record["outcome"] for record in records)
             print(f"{lane}: {column}: {file.stem}: {dict(counted)}", flush=True)
             with out.open("a") as stream:
