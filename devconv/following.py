@@ -245,16 +245,14 @@ def reconcile(
     optimizer: Optimizer,
     notes: list[str] | None = None,
     journal: Callable[[Callable[[], None]], None] | None = None,
-) -> Callable[[], None]:
+) -> None:
     """Bring one optimizer up to the last move.
 
     Args:
         optimizer: any of torch.optim's.
         notes: takes a sentence about whatever the caller should know.
-        journal: takes the function that takes everything back, before anything is changed.
-
-    Returns:
-        A function that takes everything back; it may be called more than once.
+        journal: takes a function that takes everything back, before anything is changed; it may be called more than
+            once.
     """
     with _lock:
         since = _seen.get(optimizer, 0)
@@ -278,7 +276,6 @@ def reconcile(
             undo()
             raise
         _seen[optimizer] = _number
-        return undo
 
 
 def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Replacing a function of torch's and putting it back, with a list of holders, so that they can overlap."""
+"""Replacing a function of torch's and putting it back, when the last of its holders lets go."""
 
 from __future__ import annotations
 

@@ -247,7 +247,9 @@ def test_reconcile_can_be_taken_back():
     before = {key: value.clone() for key, value in _state(optimizer, model).items()}
     devconv.convert(model, dtype=torch.float64)
 
-    undo = following.reconcile(optimizer)
+    undos = []
+    following.reconcile(optimizer, journal=undos.append)
+    (undo,) = undos
     undo()
     undo()
 
