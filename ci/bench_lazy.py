@@ -5,6 +5,11 @@
 Every measurement has a process of its own, and the order is shuffled in every round: recycled memory and warm compilers
 decide otherwise. Times are in seconds, from a lazy model on its device to a model whose parameters have values there.
 Memory is the peak of the resident set above what it was before, without the parameters themselves.
+
+- dummy forward: a real forward pass, as stock torch initialises lazy modules.
+- materialize, materialize host: `devconv.materialize` with ``init="device"`` and ``init="host"``.
+- draws alone: the least that the device's own generator takes: one uniform draw for each weight of two or
+  more dimensions, in a row.
 """
 
 from __future__ import annotations
@@ -21,8 +26,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-HOWS = ("dummy forward", "materialize", "materialize host")
-MODELS = ("resnet", "transformer")
+HOWS = ("dummy forward", "materialize", "materialize host", "draws alone")
 
 
 def _resnet(device: str) -> Any:
@@ -110,20 +114,29 @@ def _transformer(device: str) -> Any:
     return Decoder()
 
 
+MODELS = {"resnet": _resnet, "transformer": _transformer}
+
+
 def _measure(model_name: str, device: str, how: str) -> dict[str, float]:
     """One measurement, in this process."""
     import torch
+    from torch import nn
 
     import devconv
 
     devconv.prepare(device)
     target, backend = devconv.resolve(device)
-    model = {"resnet": _resnet, "transformer": _transformer}[model_name](str(target))
+    model = MODELS[model_name](str(target))
     spec = {
         "resnet": devconv.TensorSpec((2, 3, 224, 224)),
         "transformer": devconv.TensorSpec((1, 512), torch.int64),
     }[model_name]
     inputs = spec.empty(target)
+    drawn = []
+    if how == "draws alone":
+        shapes_only = MODELS[model_name]("meta")
+        devconv.materialize(shapes_only, spec)
+        drawn = [parameter.shape for parameter in shapes_only.parameters() if parameter.dim() > 1]
     backend.synchronize(target)
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
@@ -134,6 +147,11 @@ def _measure(model_name: str, device: str, how: str) -> dict[str, float]:
             out = model(inputs)
         backend.synchronize(target)
         del out
+    elif how == "draws alone":
+        model = nn.ParameterList(torch.empty(shape, device=target) for shape in drawn)
+        for parameter in model.parameters():
+            nn.init.uniform_(parameter)
+            backend.synchronize(target)
     else:
         report = devconv.materialize(model, spec, init="host" if how.endswith("host") else "device")
         shapes = report.shape_seconds

@@ -37,14 +37,15 @@ class Skeleton:
             for i, module in enumerate(structure.modules)
         ]
         count = len(self._modules)
-        self._parameters: list[dict[str, Any]] = [{} for _ in range(count)]
-        self._buffers: list[dict[str, Any]] = [{} for _ in range(count)]
+        make = _TableMaker()
+        tables = list(map(internals.tables_of, structure.modules))
+        self._parameters = [make(parameters) for parameters, _, _ in tables]
+        self._buffers = [make(buffers) for _, buffers, _ in tables]
         self._replicas = dict(zip(map(id, structure.modules), self._modules, strict=True))
         self._children = [self._children_of(i) for i in range(count)]
         self._families = [children for children in self._children if children]
         self._tables = list(chain.from_iterable(zip(self._parameters, self._buffers, strict=True)))
         self._slot_tables = [self._tables[home] for home in structure.slot_homes]
-        self._lay_out()
         # Families tell by their versions, empty tables by being filled: only the others have to be measured.
         self._empty = [table for table in self._tables + self._children if not table]
         self._filled = [table for table in self._tables if table]
@@ -192,6 +193,29 @@ class Skeleton:
             written.update(i for i, (new, old) in enumerate(pairs) if new != old)
         if written:
             self._redo(written)
+
+
+class _TableMaker:
+    """Makes tables with given keys and no values.
+
+    Python keeps the keys of attribute dicts once for each class, so tables that are attribute dicts have their values
+    side by side and nothing else: filling thousands of them touches half the memory, which is what it takes time for.
+    """
+
+    def __init__(self) -> None:
+        self._classes: dict[tuple[str, ...], type] = {}
+
+    def __call__(self, keys: Iterable[str]) -> dict[str, Any]:
+        names = tuple(keys)
+        if not names:
+            return {}
+        if names not in self._classes:
+            self._classes[names] = type("Table", (), {})
+        table = self._classes[names]().__dict__
+        # One by one and in order: that is what makes the keys shared.
+        for name in names:
+            table[name] = None
+        return table
 
 
 def _exhaust(steps: map[Any]) -> None:
