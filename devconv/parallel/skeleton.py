@@ -16,7 +16,7 @@ from devconv import torch_internals as internals
 from .attributes import Translator
 from .structure import Structure
 
-__all__ = ["Skeleton"]
+__all__ = ["Skeleton", "TableMaker"]
 
 _attributes_of = attrgetter("__dict__")
 
@@ -37,7 +37,7 @@ class Skeleton:
             for i, module in enumerate(structure.modules)
         ]
         count = len(self._modules)
-        make = _TableMaker()
+        make = TableMaker()
         tables = list(map(internals.tables_of, structure.modules))
         self._parameters = [make(parameters) for parameters, _, _ in tables]
         self._buffers = [make(buffers) for _, buffers, _ in tables]
@@ -195,7 +195,7 @@ class Skeleton:
             self._redo(written)
 
 
-class _TableMaker:
+class TableMaker:
     """Makes tables with given keys and no values.
 
     Python keeps the keys of attribute dicts once for each class, so tables that are attribute dicts have their values
@@ -211,7 +211,7 @@ class _TableMaker:
             return {}
         if names not in self._classes:
             self._classes[names] = type("Table", (), {})
-        table = self._classes[names]().__dict__
+        table: dict[str, Any] = self._classes[names]().__dict__
         # One by one and in order: that is what makes the keys shared.
         for name in names:
             table[name] = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +16,7 @@ from devconv.parallel.batching import shares
 from devconv.parallel.copying import add_up, broadcast, relocate
 from devconv.parallel.graph import travel
 from devconv.parallel.nesting import leaves, rebuild
+from devconv.parallel.skeleton import TableMaker
 from tests.zoo import mlp
 
 
@@ -191,3 +194,17 @@ def test_without_dict_versions_everything_is_made_anew_and_right(monkeypatch):
         assert [replica[0].gain for replica in replicas] == [value, value]
         assert torch.equal(replicas[1](torch.ones(1, 4)), model(torch.ones(1, 4)))
         make.release()
+
+
+def test_tables_of_equal_keys_keep_their_keys_once():
+    make = TableMaker()
+
+    tables = [make(["weight", "bias"]) for _ in range(100)]
+    other = make(["bias"])
+
+    tables[0]["weight"] = 1
+    assert list(tables[0]) == ["weight", "bias"]
+    assert tables[99] == {"weight": None, "bias": None}
+    assert other == {"bias": None}
+    # Python leaves room in the first ones, for attributes that the class might get.
+    assert sys.getsizeof(tables[99]) < sys.getsizeof(dict.fromkeys(["weight", "bias"]))
