@@ -31,6 +31,7 @@ class Patch:
         self._original: Any = None
         self._replacement: Any = None
         self._owned = False
+        self._installed = False
 
     @property
     def is_held(self) -> bool:
@@ -46,22 +47,27 @@ class Patch:
         """
         with _lock:
             self._holders.add(holder)
-            if len(self._holders) > 1:
+            if self._installed:
                 return
             if self._replacement is not None and _reaches(vars(self.target).get(self.name), self._replacement):
                 # Somebody patched on top of us and kept our replacement: it is still in their chain.
+                self._installed = True
                 return
             self._owned = self.name in vars(self.target)
             self._original = vars(self.target)[self.name] if self._owned else getattr(self.target, self.name)
             self._replacement = self._replace(self._original)
             setattr(self.target, self.name, self._replacement)
+            # Last, and not told by the number of holders: of two, the first may have been interrupted before this.
+            self._installed = True
 
     def release(self, holder: object) -> None:
         """Give up a hold; the last one puts the original back, unless somebody patched on top of the replacement."""
         with _lock:
             self._holders.discard(holder)
-            installed = self._replacement is not None and vars(self.target).get(self.name) is self._replacement
-            if self._holders or not installed:
+            if self._holders:
+                return
+            self._installed = False
+            if self._replacement is None or vars(self.target).get(self.name) is not self._replacement:
                 return
             if self._owned:
                 setattr(self.target, self.name, self._original)

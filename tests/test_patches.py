@@ -102,3 +102,25 @@ def test_an_interrupt_while_a_patch_is_installed_leaves_the_original():
 
     assert vars(Base)["speak"] is original
     assert not patch.is_held
+
+
+def test_a_second_holder_installs_what_the_first_was_interrupted_at():
+    original = vars(Base)["speak"]
+    interrupts = iter([True, False])
+
+    def replace(function):
+        if next(interrupts):
+            raise KeyboardInterrupt
+        return _louder(function)
+
+    patch = Patch(Base, "speak", replace)
+    with pytest.raises(KeyboardInterrupt):
+        patch.hold("interrupted")
+    patch.hold("second")  # before the first came to its release, as another thread can
+    try:
+        assert Base().speak() == "base!"
+        patch.release("interrupted")
+        assert Base().speak() == "base!"
+    finally:
+        patch.release("second")
+    assert vars(Base)["speak"] is original
