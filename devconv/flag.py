@@ -28,8 +28,10 @@ def set_process_wide(value: bool) -> bool:
 @contextmanager
 def override(value: bool) -> Iterator[None]:
     """Override the process's value in this context. Scopes nest; other threads do not see them."""
-    token = _override.set(value)
+    before = _override.get()
     try:
+        # Inside, and put back by value: an interrupt between a set and the keeping of its token would leave it set.
+        _override.set(value)
         yield
     finally:
-        _override.reset(token)
+        _override.set(before)
