@@ -696,8 +696,8 @@ MUTATIONS = (
     Mutation(
         "a patch on top is left alone",
         "devconv/patches.py",
-        "self._replacement is not None and vars(self.target).get(self.name) is self._replacement\n",
-        "self._replacement is not None\n",
+        "            if self._replacement is None or vars(self.target).get(self.name) is not self._replacement:\n",
+        "            if self._replacement is None:\n",
         _in("flag", k="on_top"),
     ),
     Mutation(
@@ -705,6 +705,13 @@ MUTATIONS = (
         "devconv/patches.py",
         "        try:\n            self.hold(holder)\n            yield",
         "        self.hold(holder)\n        try:\n            yield",
+        ("tests/test_patches.py",),
+    ),
+    Mutation(
+        "a second holder installs what the first was interrupted at",
+        "devconv/patches.py",
+        "            if self._installed:\n",
+        "            if len(self._holders) > 1:\n",
         ("tests/test_patches.py",),
     ),
     Mutation(
@@ -717,8 +724,8 @@ MUTATIONS = (
     Mutation(
         "a scope belongs to its context",
         "devconv/flag.py",
-        "    token = _override.set(value)\n    try:\n        yield\n    finally:\n        _override.reset(token)",
-        "    before = set_process_wide(value)\n    try:\n        yield\n    finally:\n        set_process_wide(before)",
+        "        _override.set(value)\n        yield\n    finally:\n        _override.set(before)",
+        "        before = set_process_wide(value)\n        yield\n    finally:\n        set_process_wide(bool(before))",
         _in("flag", k="scope"),
     ),
     Mutation(
