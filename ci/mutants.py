@@ -875,7 +875,7 @@ def _run(mutation: Mutation, copy: Path, environment: dict[str, str]) -> tuple[l
         )
     except subprocess.TimeoutExpired:
         return ["(hung)"], "it hung"
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = list(dict.fromkeys(re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)))
     last = (done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]])[-1]
     if done.returncode < 0:
         failed.append(f"(the process ended by signal {-done.returncode})")
