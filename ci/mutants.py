@@ -258,7 +258,7 @@ MUTATIONS = (
         "devconv/planning.py",
         "        if key in held or key in reduced or key in inside or entry.live or not tensor.requires_grad:\n            continue",
         "        continue",
-        _in("refusals", k="without_gradients"),
+        _in("refusals", k="only_cpp_holds and flag"),
     ),
     Mutation(
         "refused: a DistributedDataParallel model",
@@ -428,7 +428,8 @@ MUTATIONS = (
         "devconv/commit.py",
         "staged if type(staged) is not Tensor or type(tensor) is Tensor else staged.as_subclass(type(tensor))",
         "staged",
-        _in("attributes", k="flag"),
+        _in("attributes", k="class_of_a_buffer and flag"),
+        "xla",
     ),
     Mutation(
         "attributes and slots of an overwritten parameter are carried",

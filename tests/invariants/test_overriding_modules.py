@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.moves import Move, named_tensors, same
+from tests.moves import Move, close, named_tensors, same
 from tests.promises import where, with_same_objects, with_values
 from tests.zoo import mlp
 
@@ -147,6 +147,16 @@ def test_parameters_of_an_overriding_module_are_the_objects_they_were(move: Move
     move(model)
 
     assert [key for key, parameter in model.named_parameters() if parameter is not before[key]] == []
+
+
+@with_values
+def test_a_function_of_the_users_runs_once_for_each_tensor_of_such_a_module(move: Move) -> None:
+    model = move.build(beside(OwnTensor))
+    expected = move.cast(model.it.layer.weight) * 2
+
+    move.apply(model, lambda tensor: tensor.to(device=move.device, dtype=move.dtype) * 2)
+
+    assert close(model.it.layer.weight, expected, **move.tolerance)
 
 
 @with_values

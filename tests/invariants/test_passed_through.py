@@ -71,6 +71,26 @@ def test_an_fsdp2_module_takes_another_dtype_and_trains(process_group: None) -> 
 
 
 @pytest.mark.timeout(120)
+def test_an_fsdp2_module_that_was_trained_converts_as_in_stock_torch(process_group: None) -> None:
+    # After a backward pass its parameters are FSDP's own: devconv must not look into them.
+    from torch.distributed.fsdp import fully_shard
+
+    model, twin = fill(mlp()), fill(mlp())
+    for each in (model, twin):
+        fully_shard(each)
+        train(each, torch.optim.SGD(each.parameters(), 0.1, momentum=0.9), range(2))
+
+    with devconv.registry_conversion():
+        model.double()
+    twin.double()
+
+    for (name, moved), reference in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert moved.dtype is reference.dtype is torch.float64, name
+        assert torch.equal(moved.full_tensor(), reference.full_tensor()), name
+        assert torch.equal(moved.grad.full_tensor(), reference.grad.full_tensor()), name
+
+
+@pytest.mark.timeout(120)
 def test_a_no_op_on_a_ddp_model_leaves_it_synchronising(process_group: None) -> None:
     model = nn.parallel.DistributedDataParallel(fill(mlp()))
     synchronised: list[int] = []

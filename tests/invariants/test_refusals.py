@@ -139,6 +139,31 @@ def test_a_view_made_without_gradients_is_refused_too(move: Move) -> None:
     assert view.device == move.source
 
 
+class Keeper(nn.Module):
+    """Once it is scripted, it makes a view and keeps it where Python sees neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.jit.Attribute([], list[torch.Tensor])
+
+    def forward(self, x: torch.Tensor) -> None:
+        self.kept = [x[0]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@with_same_objects
+def test_a_view_that_only_cpp_holds_is_refused_too(move: Move) -> None:
+    model = move.build(mlp)
+    keeper = torch.jit.script(Keeper())
+    with torch.no_grad():
+        keeper(model[0].weight)
+
+    with move.refuses("0.weight"):
+        move(model)
+
+    assert keeper.kept[0].device == move.source
+
+
 @with_same_objects
 def test_a_list_of_such_views_names_every_parameter_at_once(move: Move) -> None:
     model = move.build(mlp)
