@@ -678,6 +678,7 @@ MUTATIONS = (
         "device = parameter.device if value.device in {device for device, _ in places} else value.device",
         "device = parameter.device",
         _in("optimizer_companions", k="offloaded"),
+        "xla",
     ),
     Mutation(
         "state of another dtype keeps it",

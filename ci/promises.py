@@ -180,7 +180,8 @@ def promise_of(name: str) -> str:
     """The promise of a test file, in its own words: the first sentence of its docstring."""
     text = ast.get_docstring(ast.parse((INVARIANTS / f"test_{name}.py").read_text())) or ""
     first = re.split(r"\n\s*\n", text)[0]
-    return " ".join(first.split()).removeprefix("Promise: ").capitalize()
+    promise = " ".join(first.split()).removeprefix("Promise: ")
+    return promise[:1].upper() + promise[1:]
 
 
 def main(arguments: list[str]) -> int:
