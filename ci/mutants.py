@@ -795,7 +795,7 @@ def main(arguments: list[str]) -> int:
     ]
     if not chosen:
         raise SystemExit(f"no mutation of the lane {lane} has one of {words} in its mechanism")
-    environment = os.environ | dict(LANES[lane].variables) | {"DEVCONV_LANE": lane}
+    environment = os.environ | dict(LANES[lane].variables) | {"DEVCONV_LANE": lane, "DEVCONV_EVERY_OPTIMIZER": "1"}
     survivors = []
     workers = os.cpu_count() or 1
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:

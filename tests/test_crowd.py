@@ -191,10 +191,11 @@ def test_a_gradient_that_is_a_buffer_further_up_stays_both(target: dict[str, Any
     model.layer.weight.grad = torch.ones(1, 2)
     model.register_buffer("memory", model.layer.weight.grad)
     model.layer.weight.requires_grad_(not frozen)
+    before = model.memory
 
     devconv.convert(model, **target)
 
-    assert model.layer.weight.grad is model.memory
+    assert model.layer.weight.grad is model.memory is before
     assert model.memory.dtype is model.layer.weight.dtype
     assert model.memory.device == model.layer.weight.device
 
