@@ -765,8 +765,16 @@ MUTATIONS = (
     Mutation(
         "a fused optimizer goes on without fused kernels",
         "devconv/following.py",
-        "        _unfuse(optimizer, group, notes)\n",
+        "        _choose_kernels(optimizer, index, group, notes)\n",
         "",
+        _in("optimizers", k="adamw-fused and xla"),
+        "xla",
+    ),
+    Mutation(
+        "a fused optimizer is fused again where there are kernels",
+        "devconv/following.py",
+        '            group["fused"], group["foreach"] = True, unfused[index]\n',
+        "            pass\n",
         _in("optimizers", k="adamw-fused and xla"),
         "xla",
     ),

@@ -104,6 +104,8 @@ _moves: list[tuple[int, Move]] = []
 _number = 0
 _seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
 """The conversion that an optimizer was brought up to, or was made after."""
+_unfused: weakref.WeakKeyDictionary[Optimizer, dict[int, bool | None]] = weakref.WeakKeyDictionary()
+"""The groups, by their index, that were fused before a device without such kernels, with their ``foreach`` then."""
 _hook: torch.utils.hooks.RemovableHandle | None = None
 
 
@@ -279,7 +281,7 @@ def reconcile(
 
 
 def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
-    for group in optimizer.param_groups:
+    for index, group in enumerate(optimizer.param_groups):
         moved: list[tuple[Tensor, Places]] = []
         for position, parameter in enumerate(group["params"]):
             current, places = _trace(parameter, since)
@@ -294,7 +296,7 @@ def _bring(optimizer: Optimizer, since: int, notes: list[str]) -> None:
         if not moved:
             continue
         # First, since it decides where `step` belongs.
-        _unfuse(optimizer, group, notes)
+        _choose_kernels(optimizer, index, group, notes)
         if isinstance(optimizer, torch.optim.LBFGS):
             # The first parameter's state is that of all of them, flat, in the dtype that they have in common.
             everywhere: Places = set().union(*(places for _, places in moved))
@@ -324,19 +326,24 @@ def _trace(parameter: Tensor, since: int) -> tuple[Tensor, Places]:
     return parameter, places
 
 
-def _unfuse(optimizer: Optimizer, group: dict[str, Any], notes: list[str]) -> None:
-    """A fused optimizer on a device without fused kernels is an internal assertion at its next step."""
-    if not group.get("fused"):
-        return
+def _choose_kernels(optimizer: Optimizer, index: int, group: dict[str, Any], notes: list[str]) -> None:
+    """A fused optimizer on a device without fused kernels is an internal assertion at its next step: it goes on with
+    ``foreach``, and is fused again where there are kernels."""
+    unfused = _unfused.get(optimizer, {})
     supported = internals.fused_device_types()
-    if all(parameter.device.type in supported for parameter in group["params"]):
-        return
-    group["fused"], group["foreach"] = False, True
-    device_type = next(parameter.device.type for parameter in group["params"] if parameter.device.type not in supported)
-    note = f"{device_type} has no fused kernels: {type(optimizer).__name__} goes on with foreach=True"
-    if note not in notes:
-        notes.append(note)
-        _log.warning(note)
+    lacking = next((p.device.type for p in group["params"] if p.device.type not in supported), None)
+    if lacking is not None and group.get("fused"):
+        _unfused[optimizer] = {**unfused, index: group.get("foreach")}
+        group["fused"], group["foreach"] = False, True
+        note = f"{lacking} has no fused kernels: {type(optimizer).__name__} goes on with foreach=True"
+        if note not in notes:
+            notes.append(note)
+            _log.warning(note)
+    elif lacking is None and index in unfused:
+        # Unless somebody has chosen otherwise since.
+        if not group.get("fused") and group.get("foreach"):
+            group["fused"], group["foreach"] = True, unfused[index]
+        _unfused[optimizer] = {other: foreach for other, foreach in unfused.items() if other != index}
 
 
 def _carry(value: Any, parameter: Tensor, places: Places, group: dict[str, Any], key: str) -> Any:
@@ -386,11 +393,12 @@ def _carry_option(value: Any, left: set[torch.device], device: torch.device) -> 
 def _snapshot(optimizer: Optimizer) -> tuple[Any, ...]:
     groups = [(group, dict(group), list(group["params"])) for group in optimizer.param_groups]
     states = [(parameter, state, dict(state)) for parameter, state in optimizer.state.items()]
-    return groups, states
+    return groups, states, _unfused.get(optimizer, {})
 
 
 def _restore(optimizer: Optimizer, before: tuple[Any, ...]) -> None:
-    groups, states = before
+    groups, states, unfused = before
+    _unfused[optimizer] = unfused
     for group, options, parameters in groups:
         group.clear()
         group.update(options)

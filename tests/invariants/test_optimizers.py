@@ -217,4 +217,6 @@ def test_a_fused_optimizer_on_a_device_without_fused_kernels_is_not_fused_any_mo
     train(model, optimizer, range(1, 2))
 
     supported = move.device.type in _get_fused_kernels_supported_devices()
+    # Also after a way through a device that has none.
     assert bool(optimizer.param_groups[0]["fused"]) == supported
+    assert bool(optimizer.param_groups[0]["foreach"]) == (not supported)
