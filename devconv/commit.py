@@ -154,7 +154,7 @@ class Commit:
             if entry.kind is not plain:
                 self._carry_result(entry, staged)
             _relink(tensor)
-            if entry.live and tensor.requires_grad:
+            if entry.live and (tensor.requires_grad or ghost.thaw(staged)):
                 ghost.attach(staged, tensor)
                 self.ghosts += 1
 
@@ -460,6 +460,8 @@ def _undo_swap(entry: Entry, before: int | None) -> None:
         internals.swap_impl(tensor, staged)
         if _has_bodies(entry):
             internals.exchange_bodies(tensor, staged)
+        # A ghost that was thawed is the parameter's TensorImpl again.
+        tensor.requires_grad_(staged.requires_grad)
     # Both dicts, also where there is none: the delivery of a ghost may hang on the TensorImpl that came back.
     internals.set_backward_hooks(tensor, internals.backward_hooks(tensor))
     internals.set_accumulate_hooks(tensor, internals.accumulate_hooks(tensor))

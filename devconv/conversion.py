@@ -198,6 +198,9 @@ def _ask(entries: Iterable[Entry], fn: Callable[[Tensor], Tensor]) -> dict[int, 
             result = ask(entry.tensor, fn)
             if not isinstance(result, Tensor):
                 raise TypeError(f"the function returned a {type(result).__qualname__} for {entry.name}, not a tensor")
+            if result is not entry.tensor and id(entry.tensor) in internals.views_of([result]):
+                # Its data alone: a view would hold the very tensor whose place it is to take.
+                result = result.data
             results[id(entry.tensor)] = result
             if result is not entry.tensor:
                 entry.staged = result

@@ -272,7 +272,8 @@ def reconcile(
         if journal is not None:
             journal(undo)
         try:
-            with torch.no_grad():
+            # Under inference_mode the state would be of inference tensors, which no later step could write to.
+            with torch.inference_mode(mode=False), torch.no_grad():
                 _bring(optimizer, since, notes if notes is not None else [])
         except BaseException:
             undo()

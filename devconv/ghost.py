@@ -13,7 +13,21 @@ from torch import Tensor
 
 from . import torch_internals as internals
 
-__all__ = ["attach", "release"]
+__all__ = ["attach", "release", "thaw"]
+
+
+def thaw(ghost: Tensor) -> bool:
+    """Whether a graph from before a parameter was frozen still brings its ghost a gradient.
+
+    The ghost then takes it: the parameter may be unfrozen by that time. One that is still frozen gets none.
+    """
+    if ghost.is_inference() or not (ghost.is_floating_point() or ghost.is_complex()):
+        return False
+    ghost.requires_grad_()
+    if internals.has_accumulator(ghost):
+        return True
+    ghost.requires_grad_(False)
+    return False
 
 
 def attach(ghost: Tensor, parameter: Tensor) -> None:
@@ -23,16 +37,25 @@ def attach(ghost: Tensor, parameter: Tensor) -> None:
     """
     # Weakly: a graph that is never run must not keep a dropped model's parameters.
     current = weakref.ref(parameter)
+    # A dict of hooks that is there already is the ghost's too; one that is made later would be the parameter's alone.
+    shares_hooks = internals.backward_hooks(parameter) is not None
 
     def deliver(source: Tensor) -> None:
         gradient, source.grad = source.grad, None
         target = current()
-        if target is None or gradient is None:
+        if target is None or gradient is None or not target.requires_grad:
             return
         with torch.set_grad_enabled(gradient.requires_grad):
             arrived = gradient.to(target.device, target.dtype)
+            if not shares_hooks:
+                for hook in list((internals.backward_hooks(target) or {}).values()):
+                    changed = hook(arrived)
+                    arrived = arrived if changed is None else changed
             if target.grad is None:
                 target.grad = arrived
+            elif target.grad.layout is not torch.strided and arrived.layout is torch.strided:
+                # As torch accumulates: a sparse gradient takes no dense one.
+                target.grad = arrived + target.grad
             elif gradient.requires_grad:
                 target.grad = target.grad + arrived
             else:

@@ -277,11 +277,13 @@ class _Planner:
             overwrite_flag=self.flags.overwrite and entry.owner is None,
             live_graph=entry.live,
             in_place=served.in_place,
-            # What the device lacks is refused below, by name; a scratch tensor of it would be torch's own error.
+            # What the device lacks is refused below, by name; a scratch tensor of it would be torch's own error. One that
+            # was made under inference mode would take an ordinary tensor's data and still count no versions.
             set_data_works=not done
             and entry.kind is Kind.PLAIN
             and served.capabilities.holds(to_dtype)
-            and set_data_works(device, dtype, target, to_dtype, inference=tensor.is_inference()),
+            and not tensor.is_inference()
+            and set_data_works(device, dtype, target, to_dtype),
         )
         entry.decision = Decision(route, device, dtype, target, to_dtype)
 
@@ -310,7 +312,7 @@ def _parted(crowd: Crowd, marks: Sequence[object]) -> list[Crowd]:
     return [crowd] if len(kinds) == 1 else [crowd.where(map(eq, marks, repeat(kind))) for kind in kinds]
 
 
-_works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype, bool], bool] = {}
+_works: dict[tuple[torch.device, torch.dtype, torch.device, torch.dtype], bool] = {}
 
 
 def set_data_works(
@@ -318,8 +320,6 @@ def set_data_works(
     dtype: torch.dtype,
     target: torch.device,
     to_dtype: torch.dtype,
-    *,
-    inference: bool = False,
 ) -> bool:
     """Whether ``p.data = new`` carries a strided parameter over, tried once on a scratch parameter.
 
@@ -330,27 +330,24 @@ def set_data_works(
         dtype: what it is.
         target: where the new tensor is.
         to_dtype: what it is.
-        inference: the parameter was made under inference mode, as the new tensor never is.
 
     >>> set_data_works(torch.device("cpu"), torch.float32, torch.device("cpu"), torch.float64)
     True
     >>> set_data_works(torch.device("cpu"), torch.float32, torch.device("meta"), torch.float32)
     False
     """
-    key = (device, dtype, target, to_dtype, inference)
+    key = (device, dtype, target, to_dtype)
     known = _works.get(key)
     if known is None:
-        with torch.no_grad():
-            with torch.inference_mode(inference):
-                scratch = nn.Parameter(torch.empty(0, device=device, dtype=dtype), requires_grad=False)
-            with torch.inference_mode(mode=False):
-                new = torch.empty(0, device=target, dtype=to_dtype)
-                try:
-                    scratch.data = new
-                except RuntimeError:
-                    known = False
-                else:
-                    known = scratch.device == new.device and scratch.dtype is to_dtype
+        with torch.inference_mode(mode=False), torch.no_grad():
+            scratch = nn.Parameter(torch.empty(0, device=device, dtype=dtype), requires_grad=False)
+            new = torch.empty(0, device=target, dtype=to_dtype)
+            try:
+                scratch.data = new
+            except RuntimeError:
+                known = False
+            else:
+                known = scratch.device == new.device and scratch.dtype is to_dtype
         _works[key] = known
     return known
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import copyreg
 import functools
 import gc
+import inspect
 import operator
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from operator import attrgetter
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, cast
 
 import torch
@@ -470,7 +472,7 @@ def outside_holders(suspects: dict[int, Tensor], own: set[int]) -> tuple[dict[in
 
     Reason: C++ counts references and does not name them; one pass over Python's objects finds those that Python holds.
     """
-    bases: dict[int, torch.Size] = {}
+    views: list[Tensor] = []
     reduced: set[int] = set()
     reducers = _with_subclasses(data_parallel_class())
     wanted = _with_subclasses(Tensor) | reducers
@@ -482,8 +484,46 @@ def outside_holders(suspects: dict[int, Tensor], own: set[int]) -> tuple[dict[in
         elif id(thing) not in own and id(thing) not in suspects and not is_lazy_class(cls):
             base = thing._base
             if base is not None and id(base) in suspects:
-                bases[id(base)] = thing.shape
-    return bases, reduced
+                views.append(thing)
+    thing = base = None
+    held = _held_by_python(views)
+    return {id(view._base): view.shape for view in views if id(view) in held}, reduced
+
+
+def _held_by_python(views: list[Tensor]) -> set[int]:
+    """Ids of those of `views` that something in Python holds, and not only the saved tensors of a graph.
+
+    Reason: a graph that saved ``weight.T`` keeps its Python object too, and counts as one reference. One more is a
+    holder's for certain; if it is the only one, the holder has to be found: among what Python's collector knows, and
+    among the variables of the functions that are running, which it does not.
+    """
+    # The list, the variable and the argument.
+    held = {id(view) for view in views if sys.getrefcount(view) > 3 + 1}
+    single = {id(view) for view in views} - held
+    if not single:
+        return held
+    for holder in gc.get_referrers(*[view for view in views if id(view) in single]):
+        if holder is not views:
+            held.update(single.intersection(map(id, gc.get_referents(holder))))
+    ours = {outside_holders.__code__, _held_by_python.__code__}
+    mine = threading.get_ident()
+    top: FrameType | None
+    frame: FrameType | None
+    for thread, top in sys._current_frames().items():
+        frame = top
+        while frame is not None:
+            if frame.f_code not in ours:
+                variables = frame.f_locals
+                held.update(single.intersection(map(id, variables.values())))
+                # Until Python 3.12 a function keeps the dict that was asked for, and with it what the function drops
+                # later on. The frame, the variable and the argument: nobody else has it; a debugger would read it back.
+                kept = type(variables) is dict and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+                if kept and thread == mine and sys.gettrace() is None and sys.getrefcount(variables) == 3:
+                    variables.clear()
+            frame = frame.f_back
+    # The own frame among its own variables is a cycle, and would keep them.
+    top = frame = None
+    return held
 
 
 def views_of(tensors: list[Tensor]) -> set[int]:

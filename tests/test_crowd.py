@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import devconv
-from devconv import conversion, planning
+from devconv import conversion
 from devconv.survey import Inventory, survey, walk
 
 
@@ -124,10 +124,7 @@ def test_a_crowd_of_two_dtypes_is_decided_apart() -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_parameters_made_under_inference_mode_are_decided_apart(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    # As on a vendor's device, where only parameters that were made outside of inference mode can be assigned to.
-    works = planning.set_data_works
-    monkeypatch.setattr(planning, "set_data_works", lambda *place, inference: not inference and works(*place))
+def test_parameters_made_under_inference_mode_are_decided_apart(first: bool) -> None:
     with torch.inference_mode(first):
         model = nn.Sequential(nn.Linear(2, 2))
     with torch.inference_mode(not first):

@@ -256,3 +256,15 @@ def test_reconcile_can_be_taken_back():
     for key, value in before.items():
         assert torch.equal(_state(optimizer, model)[key], value)
         assert _state(optimizer, model)[key].dtype is value.dtype
+
+
+def test_state_that_follows_under_inference_mode_can_be_written_later():
+    model, optimizer = _trained()
+    devconv.convert(model, dtype=torch.float64)
+
+    with torch.inference_mode():
+        devconv.follow(optimizer)
+    model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+
+    assert not _state(optimizer, model)["exp_avg"].is_inference()

@@ -329,7 +329,7 @@ def test_backward_after_the_model_is_gone_does_no_harm(move: Move) -> None:
     assert loss.grad_fn is not None
 
 
-def test_a_parameter_frozen_after_the_move_is_given_no_gradient_that_it_cannot_take(move: Move) -> None:
+def test_a_parameter_frozen_after_the_move_is_given_no_gradient(move: Move) -> None:
     model = move.build(mlp)
     loss = loss_of(model, 0)
 
@@ -337,7 +337,70 @@ def test_a_parameter_frozen_after_the_move_is_given_no_gradient_that_it_cannot_t
     model[0].weight.requires_grad_(False)
     loss.backward()
 
-    assert model[0].weight.grad is None or model[0].weight.grad.device == move.device
+    assert model[0].weight.grad is None
+    assert model[0].bias.grad is not None
+
+
+def test_a_parameter_that_was_frozen_for_the_move_gets_its_gradient(move: Move) -> None:
+    model, twin = move.build(mlp), fill(mlp())
+    loss = loss_of(model, 0)
+    loss_of(twin, 0).backward()
+
+    model.requires_grad_(False)
+    move(model, route=None)
+    model.requires_grad_(True)
+    loss.backward()
+
+    assert matches(model, twin, move) == []
+
+
+def test_a_hook_registered_after_the_move_sees_the_gradient(move: Move) -> None:
+    model = move.build(mlp)
+    loss = loss_of(model, 0)
+
+    move(model, route=None)
+    model[0].weight.register_hook(torch.zeros_like)
+    loss.backward()
+
+    assert not host(model[0].weight.grad).any()
+    assert host(model[0].bias.grad).any()
+
+
+class TiedHead(nn.Module):
+    """Uses a weight through a view, which the graph saves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x)) @ self.first.weight.T
+        return hidden[:, :2]
+
+
+def test_a_view_that_only_the_graph_holds_is_no_reason_to_refuse(move: Move) -> None:
+    model, twin = move.build(TiedHead), fill(TiedHead())
+    loss = loss_of(model, 0)
+    loss_of(twin, 0).backward()
+
+    move(model, route=None)
+    loss.backward()
+
+    assert matches(model, twin, move) == []
+
+
+def test_a_dense_gradient_is_added_to_a_sparse_one(move: Move) -> None:
+    if not (move.source.type == move.device.type == "cpu"):
+        pytest.skip("not applicable: sparse gradients need kernels that other devices lack")
+    model, twin = (make(lambda: nn.Embedding(4, 2, sparse=True)) for make in (move.build, lambda make: fill(make())))
+    losses = [(each(torch.tensor([1, 2])).sum(), (each.weight * 2).sum()) for each in (model, twin)]
+
+    move(model, route=None)
+    for sparse, dense in losses:
+        sparse.backward()
+        dense.backward()
+
+    assert matches(model, twin, move) == []
 
 
 def test_a_checkpointed_forward_recomputes_with_the_moved_model_or_says_so(move: Move) -> None:

@@ -3,7 +3,8 @@ and with the cure; what it does right is not refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -301,3 +302,42 @@ def test_a_dtype_that_the_device_lacks_is_refused_by_name(monkeypatch: pytest.Mo
     assert {reason.name for reason in caught.value.reasons} == {"1.0.weight", "1.0.bias", "1.2.weight", "1.2.bias"}
     assert all("float64" in str(reason) for reason in caught.value.reasons)
     assert {tensor.device.type for _, tensor in named_tensors(model)} == {"cpu"}
+
+
+@pytest.mark.parametrize("view", [torch.t, lambda tensor: tensor.unsqueeze(0), lambda tensor: tensor[:1]])
+def test_a_function_that_returns_a_view_is_not_refused_for_it(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model, twin = fill(nn.Linear(4, 3)), fill(nn.Linear(4, 3))
+    weight = model.weight
+
+    with devconv.registry_conversion():
+        model._apply(view)
+
+    assert model.weight is weight
+    assert torch.equal(model.weight, view(twin.weight))
+    assert model.weight.is_leaf
+
+
+def _in_a_cell(view: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: view
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [lambda view: view, _in_a_cell, lambda view: [view], lambda view: Namespace(view=view)],
+    ids=["variable", "cell", "list", "attribute"],
+)
+def test_a_view_that_python_holds_beside_a_graph_is_refused_wherever_it_is(
+    holder: Callable[[torch.Tensor], object],
+) -> None:
+    model = fill(mlp())
+    loss = (torch.ones(2, 3) @ model[0].weight).sum() + (torch.ones(2, 4) @ model[0].weight.T).sum()
+    kept = holder(model[0].weight.T)
+
+    with pytest.raises(devconv.ConversionRefused, match=r"0\.weight"):
+        devconv.convert(model, dtype=torch.float64)
+
+    # And nothing is kept by having been looked for.
+    del kept
+    devconv.convert(model, dtype=torch.float64)
+    loss.backward()
+    assert model[0].weight.grad.dtype is torch.float64

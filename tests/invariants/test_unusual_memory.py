@@ -39,6 +39,19 @@ def test_inference_tensors_keep_their_values(move: Move) -> None:
         assert [key for key, tensor in named_tensors(model) if not same(tensor, expected[key])] == []
 
 
+@with_values
+@where(lambda conversion: conversion.keeps_device and conversion.source == "cpu")
+def test_a_model_made_under_inference_mode_still_runs(move: Move) -> None:
+    # torch's own assignment to .data leaves a tensor that counts no versions, and the next forward fails on it.
+    with torch.inference_mode():
+        model = move.build(mlp)
+
+    move(model, route=None)
+
+    with torch.inference_mode():
+        assert model(torch.ones(5, 4, dtype=move.dtype)).isfinite().all()
+
+
 def test_a_model_moves_inside_inference_mode(move: Move) -> None:
     model = move.build(mlp)
 
