@@ -460,8 +460,9 @@ def _undo_swap(entry: Entry, before: int | None) -> None:
         internals.swap_impl(tensor, staged)
         if _has_bodies(entry):
             internals.exchange_bodies(tensor, staged)
-        # A ghost that was thawed is the parameter's TensorImpl again.
-        tensor.requires_grad_(staged.requires_grad)
+        if entry.live and tensor.requires_grad and not staged.requires_grad:
+            # A ghost that was thawed is the frozen parameter's TensorImpl again.
+            tensor.requires_grad_(False)
     # Both dicts, also where there is none: the delivery of a ghost may hang on the TensorImpl that came back.
     internals.set_backward_hooks(tensor, internals.backward_hooks(tensor))
     internals.set_accumulate_hooks(tensor, internals.accumulate_hooks(tensor))

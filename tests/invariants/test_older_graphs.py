@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+import devconv
 from tests.moves import Move, close, host
 from tests.promises import where, with_same_objects, with_values
 from tests.zoo import Tied, fill, loss_of, mlp, train
@@ -471,3 +472,24 @@ def test_a_moved_parameter_with_an_old_graph_can_be_swapped_again(move: Move) ->
         for key, parameter in model.named_parameters()
         if not close(parameter.grad, twin.get_parameter(key).grad, **move.tolerance)
     ] == []
+
+
+class Failing(nn.Module):
+    """Refuses to be converted, after everything before it was."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Failing:
+        raise RuntimeError("not this one")
+
+
+def test_a_parameter_frozen_for_a_move_that_fails_is_frozen_and_linked_as_before() -> None:
+    model = nn.ModuleList([fill(mlp()), Failing()])
+    loss = loss_of(model[0], 0)
+    model.requires_grad_(False)
+
+    with pytest.raises(RuntimeError, match="not this one"):
+        devconv.convert(model, dtype=torch.float64)
+
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    model.requires_grad_(True)
+    loss.backward()
+    assert all(parameter.grad.dtype is torch.float32 for parameter in model.parameters())
