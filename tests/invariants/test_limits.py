@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
+import devconv
 from tests.moves import Move, close, same
 from tests.promises import from_host, where, with_same_objects, with_values
 from tests.zoo import Normed, loss_of, mlp
@@ -136,3 +137,45 @@ def test_every_limit_of_the_page_is_about_something_that_is_tested() -> None:
         "in place",
     ):
         assert word in page, word
+
+
+@swapped
+def test_a_multi_grad_hook_on_parameters_stays_with_the_graphs_from_before(move: Move) -> None:
+    model = move.build(mlp)
+    fired: list[int] = []
+    handle = register_multi_grad_hook(tuple(model.parameters()), lambda gradients: fired.append(len(gradients)))
+
+    move(model, route=None)
+    loss_of(model, 0).backward()
+
+    assert fired == []
+    handle.remove()
+
+
+@swapped
+def test_a_tensor_as_learning_rate_is_a_new_tensor_on_the_new_device(move: Move) -> None:
+    if move.source == move.device:
+        pytest.skip("not applicable: it is on the same device")
+    model = move.build(mlp)
+    rate = torch.tensor(0.5, device=move.source)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+
+    move(model, optimizer, route=None)
+    if move.by_devconv:
+        devconv.follow(optimizer)
+
+    assert optimizer.param_groups[0]["lr"].device == move.device
+    assert optimizer.param_groups[0]["lr"] is not rate
+    assert float(optimizer.param_groups[0]["lr"]) == 0.5
+
+
+@with_values
+def test_views_of_one_storage_in_several_dtypes_come_apart(move: Move) -> None:
+    model = nn.Module()
+    model.number = nn.Parameter(torch.zeros(2, dtype=torch.int32, device=move.source), requires_grad=False)
+    model.register_buffer("real", model.number.detach().view(torch.float32))
+
+    move(model, route=None)
+    model.number.fill_(1)
+
+    assert not model.real.any()
