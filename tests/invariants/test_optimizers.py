@@ -50,10 +50,11 @@ def test_training_goes_on_as_if_never_moved(move: Move, name: str) -> None:
     move(model, optimizer, route=None)
     train(model, optimizer, range(3, 6))
 
-    # LBFGS amplifies rounding. Muon orthogonalises in bfloat16, by each device's own kernels: 2**-8 of a step of 0.02 for
-    # each of six steps; a momentum that was lost would show in the second decimal.
-    loose = {"lbfgs": {"rtol": 2e-3, "atol": 2e-4}, "muon": {"rtol": 2e-3, "atol": 2e-3}}
-    tolerance = loose.get(name, {"rtol": 1e-4, "atol": 1e-5})
+    tolerance = {"rtol": 2e-3, "atol": 2e-4} if name in ("lbfgs", "muon") else {"rtol": 1e-4, "atol": 1e-5}
+    if name == "muon" and {move.source.type, move.device.type} != {"cpu"}:
+        # It orthogonalises in bfloat16, by each device's own kernels: 2**-8 of a step of 0.02 for each of six steps. A
+        # momentum that was lost would show in the second decimal.
+        tolerance["atol"] = 2e-3
     for key, parameter in twin.named_parameters():
         assert close(model.get_parameter(key), parameter, **tolerance), key
     state, wanted = state_of(optimizer), state_of(reference)
