@@ -268,6 +268,13 @@ MUTATIONS = (
         _in("older_graphs", k="frozen and flag"),
     ),
     Mutation(
+        "undo: a thawed ghost is frozen again",
+        "devconv/commit.py",
+        "            tensor.requires_grad_(False)\n",
+        "            pass\n",
+        _in("older_graphs", k="move_that_fails"),
+    ),
+    Mutation(
         "a frozen parameter is given no gradient",
         "devconv/ghost.py",
         " or not target.requires_grad:",
